@@ -1,0 +1,17 @@
+"""Lockstep: data-parallel training on TensorFlow, every replica running the same step on its part of the batch."""
+
+from . import training
+from .collective import CollectiveError, CollectiveMismatchError, CollectiveOptions, ReduceOp
+from .strategy import MirroredStrategy, PerReplica, Strategy, average_loss
+
+__all__ = [
+    "CollectiveError",
+    "CollectiveMismatchError",
+    "CollectiveOptions",
+    "MirroredStrategy",
+    "PerReplica",
+    "ReduceOp",
+    "Strategy",
+    "average_loss",
+    "training",
+]

@@ -1,0 +1,106 @@
+"""All-gather, broadcast and agreement: the collectives that move values without arithmetic."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import tensorflow as tf
+
+from .buckets import num_bytes
+from .member import Exchange, Member
+
+
+def _what(kind: str, tensor: tf.Tensor, name: str = "") -> Exchange:
+    label = name or (f"shape {tuple(tensor.shape)}" if tf.executing_eagerly() else tensor.name)
+    return Exchange(kind, "", tensor.dtype.name, "local", num_bytes(tensor.shape, tensor.dtype), (label,))
+
+
+def all_gather(member: Member, tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    """Concatenates everybody's tensors along `axis`, in rank order.
+
+    Synchronisation: every member calls, with one dtype and rank; only the sizes along `axis` may differ.
+
+    Args:
+        member: This replica's seat.
+        tensor: Any dtype, rank at least 1.
+        axis: The axis to join, negative values count from the end.
+
+    Returns:
+        The joined tensor, the same on every member.
+
+    Raises:
+        ValueError: A scalar, or an axis that the tensor does not have.
+    """
+    axis = checked_axis(tensor, axis, "all_gather")
+    if member.size == 1:
+        return tensor
+    gathered, = member.exchange([tensor], lambda parts: [tf.concat([part for part, in parts], axis)],
+                                _what("all-gather", tensor))
+    if tensor.shape.rank is not None:
+        gathered.set_shape([None if index == axis else dim for index, dim in enumerate(tensor.shape)])
+    return gathered
+
+
+def checked_axis(tensor: tf.Tensor, axis: int, where: str) -> int:
+    """The non-negative form of `axis`, after checking that `tensor` has it."""
+    rank = tensor.shape.rank
+    if rank == 0:
+        raise ValueError(f"`{where}`: got a scalar. A scalar has no axis to join along. "
+                         "Give it one with `tf.expand_dims(value, 0)`.")
+    if rank is None:
+        return axis
+    if not -rank <= axis < rank:
+        raise ValueError(f"`{where}`: `axis` is {axis} for a value of shape {tensor.shape}. "
+                         f"Expected {-rank} to {rank - 1}.")
+    return axis % rank
+
+
+def broadcast(member: Member, tensors: Sequence[tf.Tensor], root: int, name: str = "") -> list[tf.Tensor]:
+    """Gives every member the tensors of member `root`.
+
+    Synchronisation: every member calls, with the same dtypes.
+    """
+    if member.size == 1:
+        return list(tensors)
+    results = member.exchange(tensors, lambda parts: parts[root], _what("broadcast", tensors[0], name))
+    for result, tensor in zip(results, tensors):
+        result.set_shape(tensor.shape)
+    return results
+
+
+def agree(member: Member, tensor: tf.Tensor, name: str, advice: str) -> tf.Tensor:
+    """Returns `tensor` after checking that it is the same, bit for bit, on every member.
+
+    Synchronisation: every member calls, with the same dtype.
+
+    Raises:
+        tf.errors.InvalidArgumentError: The values differ; the text is `name`, the values by rank, and `advice`.
+    """
+    if member.size == 1:
+        return tensor
+
+    def first_if_equal(parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        tensors = [part for part, in parts]
+        same = [same_bits(tensors[0], other) for other in tensors[1:]]
+        check = tf.debugging.Assert(tf.reduce_all(tf.stack(same)),
+                                    [f"{name}: the replicas' values differ. By rank:", *tensors, advice], summarize=4)
+        with tf.control_dependencies([check] if check is not None else []):
+            return [tf.identity(tensors[0])]
+
+    agreed, = member.exchange([tensor], first_if_equal, _what("agree", tensor, name))
+    agreed.set_shape(tensor.shape)
+    return agreed
+
+
+def same_bits(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Whether two tensors have the same shape and values, NaN being equal to NaN: a bool scalar."""
+    def equal() -> tf.Tensor:
+        same = tf.equal(one, other)
+        if one.dtype.is_floating:
+            same |= tf.math.is_nan(one) & tf.math.is_nan(other)
+        return tf.reduce_all(same)
+
+    shapes = tf.shape(one), tf.shape(other)
+    alike = tf.equal(tf.size(shapes[0]), tf.size(shapes[1]))
+    alike = tf.cond(alike, lambda: tf.reduce_all(tf.equal(*shapes)), lambda: tf.constant(False))
+    return tf.cond(alike, equal, lambda: tf.constant(False))

@@ -1,0 +1,159 @@
+"""All-reduce: options, then the dispatcher, then one plain function per algorithm.
+
+    reduced = all_reduce(member, ReduceOp.SUM, gradients, options)
+
+What each algorithm costs a replica that hands over S bytes in a group of n:
+
+    algorithm   steps                bytes moved per replica       where
+    local       2 queue hand-overs   0 (by reference); one reads n x S   replicas of one process
+    ring        2(n - 1)             2 S (n - 1) / n               TensorFlow's op over gRPC or shared memory
+    nccl        NCCL's choice        2 S (n - 1) / n               GPUs
+    naive       as local, a tensor at a time                       tests: the reference
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+import tensorflow as tf
+
+from .buckets import Bucket, num_bytes, plan_buckets
+from .device_collectives import device_all_reduce
+from .member import Exchange, Member
+from .options import CollectiveOptions
+from .reduce_op import ReduceOp, combine, combine_slices
+
+Value = tf.Tensor | tf.IndexedSlices
+
+
+def all_reduce(member: Member, op: ReduceOp, values: Sequence[Value], options: CollectiveOptions) -> list[Value]:
+    """Reduces each value over the group; every member gets the same results.
+
+    Synchronisation: every member calls, with values of the same number, dtypes and (dense) shapes.
+
+    Args:
+        member: This replica's seat.
+        op: How to reduce.
+        values: Dense tensors of any shapes and mixed dtypes, or `tf.IndexedSlices`, whose row counts may differ
+            between members and may be 0.
+        options: Bucket size and algorithm.
+
+    Returns:
+        The reduced values, in the order of `values`; differentiable for SUM and MEAN of dense floats.
+
+    Raises:
+        ValueError: A value is None.
+        TypeError: The op means nothing for a dtype, or for sparse rows.
+    """
+    where = "all_reduce"
+    for index, value in enumerate(values):
+        if value is None:
+            raise ValueError(f"`{where}`: value {index} of {len(values)} is None. Every value must be a tensor: leave "
+                             "variables without a gradient out, the same ones on every replica.")
+    values = [value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value) for value in values]
+    for value in values:
+        op.check_dtype(value.dtype, where)
+    if member.size == 1:
+        return [value if value.dtype == op.result_dtype(value.dtype) else tf.cast(value, op.result_dtype(value.dtype))
+                for value in values]
+    results: list[Value | None] = [None] * len(values)
+    dense = [index for index, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
+    for index, reduced in zip(dense, _dense(member, op, [values[index] for index in dense], options)):
+        results[index] = reduced
+    for index, value in enumerate(values):
+        if isinstance(value, tf.IndexedSlices):
+            results[index] = _sparse(member, op, value)
+    return results
+
+
+def choose_algorithm(implementation: str, member: Member) -> str:
+    """The algorithm for a group, from `CollectiveOptions.implementation`."""
+    if implementation == "naive" or not member.can_use_device_collectives:
+        return "naive" if implementation == "naive" else "local"
+    if implementation == "auto":
+        return "nccl" if all(_is_gpu(device) for device in member.devices) else "local"
+    if implementation == "nccl" and not all(_is_gpu(device) for device in member.devices):
+        raise ValueError(f"`all_reduce`: implementation 'nccl' on devices {', '.join(member.devices)}. NCCL reduces "
+                         "between GPUs only. Use 'auto', 'local' or 'ring'.")
+    return implementation
+
+
+def _is_gpu(device: str) -> bool:
+    return tf.DeviceSpec.from_string(device).device_type == "GPU"
+
+
+def _dense(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], options: CollectiveOptions) -> list[tf.Tensor]:
+    """Reduces dense tensors bucket by bucket, with the gradient: that of a sum of everybody's is a sum of everybody's."""
+    if not tensors:
+        return []
+    algorithm = choose_algorithm(options.implementation, member)
+    bucket_bytes = 0 if algorithm == "naive" else options.bucket_bytes
+
+    def reduce(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        results: list[tf.Tensor | None] = [None] * len(tensors)
+        for bucket in plan_buckets([(tensor.shape, tensor.dtype) for tensor in tensors], bucket_bytes):
+            part = [tensors[index] for index in bucket.indices]
+            what = Exchange("all-reduce", op.name, bucket.dtype.name, algorithm, bucket.num_bytes, _names(part))
+            for index, reduced in zip(bucket.indices, ALGORITHMS[algorithm](member, op, part, bucket, what)):
+                reduced.set_shape(tensors[index].shape)
+                results[index] = reduced
+        return results
+
+    floats = [tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in tensors]
+    if not any(floats):
+        return reduce(tensors)
+
+    @tf.custom_gradient
+    def differentiable(*operands: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+                raise LookupError(f"`all_reduce`: no gradient is defined for {op.name}. Use SUM or MEAN, or stop the "
+                                  "gradient with `tf.stop_gradient`.")
+            return _dense(member, op, upstream, options)
+
+        return reduce(operands), gradient
+
+    return list(differentiable(*tensors))
+
+
+def _names(tensors: Sequence[tf.Tensor]) -> tuple[str, ...]:
+    if tf.executing_eagerly():
+        return tuple(f"shape {tuple(tensor.shape)}" for tensor in tensors)
+    return tuple(tensor.name for tensor in tensors)
+
+
+def _local(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], bucket: Bucket,
+           what: Exchange) -> list[tf.Tensor]:
+    """The bucket's tensors meet as they are: no packing, since they pass by reference."""
+    return member.exchange(tensors, lambda parts: [combine(op, column) for column in zip(*parts, strict=True)], what,
+                           [op.result_dtype(tensor.dtype) for tensor in tensors])
+
+
+def _ring(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], bucket: Bucket,
+          what: Exchange) -> list[tf.Tensor]:
+    """The bucket's tensors, flattened into one, in TensorFlow's collective op."""
+    flat = tensors[0] if len(tensors) == 1 else tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+    reduced = device_all_reduce(member, op, flat, what)
+    if len(tensors) == 1:
+        return [reduced]
+    parts = tf.split(reduced, [tensor.shape.num_elements() for tensor in tensors])
+    return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
+
+
+ALGORITHMS = {"local": _local, "naive": _local, "ring": _ring, "nccl": _ring}
+
+
+def _sparse(member: Member, op: ReduceOp, value: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sparse rows are gathered: bytes follow the rows that were touched, on every algorithm."""
+    what = Exchange("all-reduce", op.name, value.dtype.name, "local", num_bytes(value.values.shape, value.dtype),
+                    _names([value.values]))
+
+    def join(parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        joined = combine_slices(op, [tf.IndexedSlices(values, indices) for values, indices in parts], "all_reduce")
+        return [joined.values, joined.indices]
+
+    values, indices = member.exchange([value.values, value.indices], join, what,
+                                      [op.result_dtype(value.dtype), value.indices.dtype])
+    values.set_shape([None, *value.values.shape[1:]] if value.values.shape.rank is not None else None)
+    indices.set_shape([None])
+    return tf.IndexedSlices(values, indices, value.dense_shape)

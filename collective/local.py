@@ -1,0 +1,176 @@
+"""The `local` algorithm's meeting place: replicas of one process exchange tensors through queues.
+
+A step is traced once and called once per replica, so the body may not say which replica it is. Each replica owns two
+queues of capacity 1, one in and one out; their handles are captures that a launch swaps for each replica, like a
+variable's. One exchange, in every body:
+
+    1. enqueue my tensors in my in-queue;
+    2. replica 0 takes one element from every in-queue, in rank order, combines them, and puts the one result in every
+       out-queue;
+    3. dequeue the result from my out-queue.
+
+Tensors pass by reference, so the result is shared and nothing is copied. A queue has fixed dtypes, so there is a pair
+for each list of dtypes (a `Channel`). Automatic control dependencies keep the exchanges of one channel in program
+order; exchanges of different channels are free to overlap.
+
+Each element carries the text of its `Exchange` as a tag. Replicas that disagree on a branch meet in different
+exchanges: the tags differ, and the step fails with both texts instead of adding unrelated numbers. A replica whose step
+ends while others wait sends `ENDED` (the launch does, see `Queues.send_ended`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Sequence
+
+import tensorflow as tf
+
+from . import _tf
+from .copies import Copies
+from .member import Combine, Exchange, Member
+
+ENDED = "end of the step"
+MISMATCH = "Replicas met in different collectives"
+
+_group_keys = itertools.count(1)
+_instance_keys = itertools.count(1)
+
+
+class Channel:
+    """A pair of queues per replica, for elements of the given dtypes and a tag."""
+
+    def __init__(self, name: str, dtypes: Sequence[tf.DType], size: int, group: object):
+        self.dtypes = (*dtypes, tf.string)
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.inward = [self._queue(f"{name}/in/{rank}") for rank in range(size)]
+            self.outward = [self._queue(f"{name}/out/{rank}") for rank in range(size)]
+            # Replica 0's own queues and the reducer's list of queues are different captures of the same resources:
+            # a launch swaps the former and leaves the latter.
+            self.own_inward = Copies([tf.identity(queue) for queue in self.inward], name, group, is_equal=False)
+            self.own_outward = Copies([tf.identity(queue) for queue in self.outward], name, group, is_equal=True)
+
+    def _queue(self, name: str) -> tf.Tensor:
+        queue = tf.raw_ops.FIFOQueueV2(component_types=self.dtypes, capacity=1, shared_name=name)
+        queue._lockstep_queue = True  # Shared by all replicas, and meant to be.
+        return queue
+
+    def put(self, queue: tf.Tensor, tensors: Sequence[tf.Tensor], tag: str | tf.Tensor) -> tf.Operation:
+        return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[*tensors, tf.convert_to_tensor(tag)])
+
+    def take(self, queue: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        *tensors, tag = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self.dtypes)
+        return tensors, tag
+
+    def blank(self) -> list[tf.Tensor]:
+        """Empty tensors of the channel's dtypes, for an element that only carries a tag."""
+        return [tf.zeros([0], dtype) for dtype in self.dtypes[:-1]]
+
+
+class Queues:
+    """The channels of one sync group, made as bodies need them and kept for the life of the strategy.
+
+    Args:
+        name: Unique in the process.
+        size: Number of replicas.
+        group: The sync group's identity, see `Copies`.
+    """
+
+    def __init__(self, name: str, size: int, group: object):
+        self._name = name
+        self._group = group
+        self._size = size
+        self._channels: dict[tuple[tf.DType, ...], Channel] = {}
+        self.group_key = next(_group_keys)
+        with tf.init_scope(), tf.device("CPU:0"):
+            # Held by a launch while its bodies run: launches of one group follow each other, from any thread.
+            self.mutex = tf.raw_ops.MutexV2(shared_name=f"{name}/mutex")
+
+    def channel(self, dtypes: Sequence[tf.DType]) -> Channel:
+        """The channel for elements of these dtypes."""
+        key = tuple(dtypes)
+        if key not in self._channels:
+            self._channels[key] = Channel(f"{self._name}/{len(self._channels)}", key, self._size, self._group)
+        return self._channels[key]
+
+    def used_by(self, captures: Sequence[tf.Tensor]) -> list[Channel]:
+        """The channels whose queues are among a body's captures."""
+        held = {id(capture) for capture in captures}
+        return [channel for channel in self._channels.values()
+                if held & {id(channel.own_inward.handles[0]), id(channel.own_outward.handles[0])}]
+
+    @staticmethod
+    def drain(channels: Sequence[Channel]) -> list[tf.Operation]:
+        """Ops that empty the channels' queues: what a failed step left must never be taken by the next."""
+        if not channels:
+            return []
+        queues = [(channel, queue) for channel in channels for queue in channel.inward + channel.outward]
+        sizes = [tf.raw_ops.QueueSizeV2(handle=queue) for _, queue in queues]
+
+        def empty() -> tf.Tensor:
+            taken = [tf.cond(tf.greater(size, 0), lambda c=channel, q=queue: c.take(q)[1], lambda: tf.constant(""))
+                     for (channel, queue), size in zip(queues, sizes)]
+            return tf.size(tf.stack(taken))
+
+        return [tf.cond(tf.greater(tf.add_n(sizes), 0), empty, lambda: tf.constant(0)).op]
+
+    @staticmethod
+    def send_ended(channels: Sequence[Channel], rank: int) -> list[tf.Operation]:
+        """Ops that tell whoever still waits for `rank` that its step is over. Drained by `drain` afterwards."""
+        sent = []
+        for channel in channels:
+            sent.append(channel.put(channel.inward[rank], channel.blank(), ENDED))
+            if rank == 0:
+                sent += [channel.put(queue, channel.blank(), ENDED) for queue in channel.outward]
+        return sent
+
+
+class QueueMember(Member):
+    """The seat of "the replica that runs this body" in a group whose replicas live in this process."""
+
+    can_use_device_collectives = True
+
+    def __init__(self, devices: Sequence[str], rank_variable: tf.Variable, queues: Queues):
+        super().__init__(devices)
+        self._rank_variable = rank_variable
+        self._queues = queues
+
+    @property
+    def rank(self) -> tf.Tensor:
+        return self._rank_variable.read_value()
+
+    @property
+    def group_key(self) -> int:
+        return self._queues.group_key
+
+    def next_instance_key(self) -> int:
+        return next(_instance_keys)
+
+    def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
+                 result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
+        dtypes = [tensor.dtype for tensor in tensors]
+        inward = self._queues.channel(dtypes)
+        outward = self._queues.channel(dtypes if result_dtypes is None else result_dtypes)
+        tag = str(what)
+
+        def reduce() -> tf.Tensor:
+            parts, tags = zip(*(inward.take(queue) for queue in inward.inward))
+            with tf.control_dependencies([check_tags(tags, tag)]):
+                results = [tf.identity(result) for result in combine(parts)]
+            for queue in outward.outward:
+                outward.put(queue, results, tag)
+            return tf.constant(0)
+
+        with tf.name_scope(what.kind.replace("-", "_")):
+            put = inward.put(inward.own_inward.handles[0], tensors, tag)
+            _tf.annotate(put, what.to_json())
+            tf.cond(tf.equal(self.rank, 0), reduce, lambda: tf.constant(0))
+            results, received = outward.take(outward.own_outward.handles[0])
+            with tf.control_dependencies([check_tags([received], tag)]):
+                return [tf.identity(result) for result in results]
+
+
+def check_tags(tags: Sequence[tf.Tensor], expected: str) -> tf.Operation:
+    """An op that fails, naming every replica's collective, unless all tags are the expected one."""
+    stacked = tf.stack(list(tags))
+    return tf.debugging.Assert(tf.reduce_all(tf.equal(stacked, expected)),
+                               [f"{MISMATCH}. Expected {expected!r}, got by rank:", stacked], summarize=64)

@@ -1,0 +1,113 @@
+"""A member: one replica's seat in its sync group.
+
+Every algorithm of this layer is written from the view of one member: it hands over this replica's tensors and takes the
+result that all members share. Where the members are, is the business of the subclass:
+
+    SoloMember       a group of one: nothing is exchanged
+    QueueMember      replicas of one launch, meeting through queues in shared memory (local.py)
+    the strategy's   replicas that run one after another in Python, meeting in a Python list
+
+`exchange` is all that a subclass has to offer; `combine` turns one list of tensors per rank into the shared result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Callable, Sequence
+
+import tensorflow as tf
+
+Combine = Callable[[Sequence[Sequence[tf.Tensor]]], Sequence[tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """What one exchange is, for plans, error texts and agreement between replicas.
+
+    Attributes:
+        kind: "all-reduce", "all-gather", "broadcast" or "agree".
+        op: The reduce op's name, "" where there is none.
+        dtype: The dtype of the tensors.
+        algorithm: The name of the algorithm.
+        num_bytes: Bytes that each replica hands over, None where not known when the step is traced.
+        tensors: Names of the tensors.
+    """
+
+    kind: str
+    op: str
+    dtype: str
+    algorithm: str
+    num_bytes: int | None
+    tensors: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Exchange":
+        """Inverse of `to_json`."""
+        fields = json.loads(text)
+        return cls(**{**fields, "tensors": tuple(fields["tensors"])})
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.tensors[:3]) + (f" and {len(self.tensors) - 3} more" if len(self.tensors) > 3 else "")
+        return f"{self.kind}{' ' + self.op if self.op else ''} of {self.dtype} ({shown})"
+
+
+class Member:
+    """One replica's seat in a sync group of `size` replicas.
+
+    Attributes:
+        size: Number of replicas in the group.
+        devices: Their devices, by rank.
+        can_use_device_collectives: Whether the members run at the same time, each on its device, as TensorFlow's
+            collective ops need.
+    """
+
+    can_use_device_collectives = False
+
+    def __init__(self, devices: Sequence[str]):
+        self.devices = tuple(devices)
+        self.size = len(self.devices)
+
+    @property
+    def rank(self) -> tf.Tensor | int:
+        """This member's position in the group, an int or an int32 scalar."""
+        raise NotImplementedError(f"{type(self).__name__}.rank")
+
+    def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
+                 result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
+        """Hands over `tensors`, and returns what `combine` makes of everybody's.
+
+        Synchronisation: every member must call, in the same order, with the same number and dtypes of tensors.
+
+        Args:
+            tensors: This member's tensors; shapes may differ between members where `combine` allows it.
+            combine: Turns the members' lists, by rank, into the results that all share.
+            what: Says what this exchange is.
+            result_dtypes: The dtypes of the results, those of `tensors` if None.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.exchange")
+
+    def next_instance_key(self) -> int:
+        """A number, the same on every member, that no other collective of the process uses."""
+        raise NotImplementedError(f"{type(self).__name__}.next_instance_key")
+
+    @property
+    def group_key(self) -> int:
+        """A number, the same on every member, that no other group of the process uses."""
+        raise NotImplementedError(f"{type(self).__name__}.group_key")
+
+
+class SoloMember(Member):
+    """The member of a group of one: the traced step holds no op that a step without a strategy would not hold."""
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
+                 result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
+        return list(combine([tensors]))

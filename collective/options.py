@@ -1,0 +1,42 @@
+"""Options of the collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+
+IMPLEMENTATIONS = ("auto", "local", "ring", "nccl", "naive")
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveOptions:
+    """How the replicas exchange tensors.
+
+    >>> lockstep.CollectiveOptions(bucket_bytes=1 << 20).merge(implementation="ring")
+    CollectiveOptions(implementation='ring', bucket_bytes=1048576)
+
+    Attributes:
+        implementation: "auto" (NCCL where all replicas are GPUs, else "local"), "local" (replicas of one process add
+            in shared memory, in a fixed order), "ring" or "nccl" (TensorFlow's collective op with that hint), or
+            "naive" (one tensor at a time: the readable reference).
+        bucket_bytes: Largest bucket, in bytes: tensors of one dtype travel together up to this size. A tensor that is
+            larger alone, or whose size is not known when the step is traced, is a bucket of its own; 0 makes every
+            tensor one.
+
+    Raises:
+        ValueError: An unknown `implementation` or a negative `bucket_bytes`.
+    """
+
+    implementation: str = "auto"
+    bucket_bytes: int = 32 << 20
+
+    def __post_init__(self) -> None:
+        if self.implementation not in IMPLEMENTATIONS:
+            raise ValueError(f"CollectiveOptions: `implementation` is {self.implementation!r}. "
+                             f"Expected one of {', '.join(IMPLEMENTATIONS)}.")
+        if isinstance(self.bucket_bytes, bool) or not isinstance(self.bucket_bytes, int) or self.bucket_bytes < 0:
+            raise ValueError(f"CollectiveOptions: `bucket_bytes` is {self.bucket_bytes!r}. "
+                             "Expected a whole number of bytes, 0 or more.")
+
+    def merge(self, **changes: str | int) -> "CollectiveOptions":
+        """Returns a copy with some fields replaced."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

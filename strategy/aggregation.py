@@ -1,0 +1,144 @@
+"""The rules of `tf.VariableAggregation`: how what several replicas write becomes one value.
+
+In a replica, a mirrored variable takes only one value for all. Which one:
+
+    SUM, MEAN            the replicas' values are all-reduced (a Python number cannot be summed: it raises)
+    ONLY_FIRST_REPLICA   replica 0's value is broadcast, unless all values are equal by construction
+    NONE                 the values must be equal. Equal by construction costs nothing (invariance.py); other values are
+                         compared, and the step fails if they differ, instead of letting the copies drift apart
+
+Keras gives its own variables NONE and writes replicas' statistics to them (BatchNormalization's moving averages); there
+NONE takes the mean over the replicas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..collective import ReduceOp, agree, all_reduce, broadcast
+from .invariance import is_equal_on_all_replicas
+from .values import is_distributed
+
+if TYPE_CHECKING:
+    from .replica_scope import ReplicaScope
+    from .variables import ReplicatedVariable
+
+Aggregation = tf.VariableAggregation
+
+_CHOICES = ("Give the variable an aggregation when it is made (`tf.VariableAggregation.SUM`, `MEAN` or "
+            "`ONLY_FIRST_REPLICA`), reduce the value first with `tf.distribute.get_replica_context().all_reduce`, or "
+            "use `synchronization=tf.VariableSynchronization.ON_READ` for a variable of each replica's own.")
+
+
+def check_new_variable(name: str, synchronization: tf.VariableSynchronization, aggregation: tf.VariableAggregation,
+                       dtype: tf.DType | None) -> None:
+    """Raises ValueError for a combination that a variable cannot have.
+
+    Args:
+        name: For the error text.
+        synchronization: As given by the user.
+        aggregation: As given by the user.
+        dtype: The variable's dtype, or None before it is known.
+    """
+    if synchronization not in (tf.VariableSynchronization.AUTO, tf.VariableSynchronization.ON_WRITE,
+                               tf.VariableSynchronization.ON_READ):
+        raise ValueError(f"Variable {name!r}: synchronization {synchronization} is not supported for a variable that "
+                         "has a copy on every replica. Use AUTO, ON_WRITE or ON_READ, or make the variable outside of "
+                         "`strategy.scope()`.")
+    if aggregation not in tuple(Aggregation):
+        raise ValueError(f"Variable {name!r}: unknown aggregation {aggregation!r}. Use one of {list(Aggregation)}.")
+    if aggregation is Aggregation.MEAN and dtype is not None and not (dtype.is_floating or dtype.is_complex):
+        raise ValueError(f"Variable {name!r}: aggregation MEAN with dtype {dtype.name}. A mean of whole numbers is no "
+                         "whole number. Use a floating dtype, SUM or ONLY_FIRST_REPLICA.")
+
+
+def value_for_all(variable: "ReplicatedVariable", scope: "ReplicaScope", method: str, value: Any) -> Any:
+    """The one value that every copy takes, from what this replica wants to write.
+
+    Synchronisation: every replica must call, except where the value is equal by construction.
+    """
+    where = f"Variable {variable.name!r}: `{method}` in a replica"
+    aggregation = variable.aggregation
+    if is_distributed(value):
+        raise TypeError(f"{where} got a per-replica value. Pass it to `strategy.run` as an argument, so that each "
+                        "replica sees its own component.")
+    is_literal = not (tf.is_tensor(value) or isinstance(value, (tf.Variable, tf.IndexedSlices)))
+    if is_literal and aggregation is Aggregation.SUM and scope.member.size > 1:
+        raise ValueError(f"{where} got the Python value {value!r}, and its aggregation is SUM. A value that is no "
+                         f"per-replica tensor cannot be summed: it could mean {value!r} once or once per replica. Pass "
+                         "`tf.constant(...)` to add it up over the replicas, or assign outside of `strategy.run`.")
+    if scope.member.size == 1:
+        return value
+    if is_literal and (scope.is_traced_once or not isinstance(value, np.ndarray)):
+        return value  # A constant of the program: the same on every replica.
+    if isinstance(value, tf.IndexedSlices):
+        return _slices_for_all(variable, scope, method, value, where)
+    value = tf.convert_to_tensor(value, dtype=None if tf.is_tensor(value) else variable.dtype)
+    if aggregation is Aggregation.SUM:
+        return _reduced(scope, ReduceOp.SUM, value)
+    if scope.is_traced_once and is_equal_on_all_replicas(value):
+        return value
+    if aggregation is Aggregation.MEAN:
+        return _reduced(scope, ReduceOp.MEAN, value)
+    if aggregation is Aggregation.ONLY_FIRST_REPLICA:
+        return broadcast(scope.member, [value], 0, variable.name)[0]
+    if variable._made_by_keras and value.dtype.is_floating:
+        return _reduced(scope, ReduceOp.MEAN, value)
+    return agree(scope.member, value, f"Variable {variable.name!r} with aggregation NONE: `{method}` in a replica",
+                 _CHOICES)
+
+
+def _reduced(scope: "ReplicaScope", op: ReduceOp, value: Any) -> Any:
+    return all_reduce(scope.member, op, [value], scope.strategy.options)[0]
+
+
+def _slices_for_all(variable: "ReplicatedVariable", scope: "ReplicaScope", method: str, value: tf.IndexedSlices,
+                    where: str) -> tf.IndexedSlices:
+    aggregation = variable.aggregation
+    if aggregation in (Aggregation.SUM, Aggregation.MEAN):
+        if method not in ("scatter_add", "scatter_sub"):
+            raise NotImplementedError(f"{where} with aggregation {aggregation.name}. Only `scatter_add` and "
+                                      "`scatter_sub` can be combined over replicas. Use aggregation NONE or "
+                                      "ONLY_FIRST_REPLICA.")
+        return _reduced(scope, ReduceOp[aggregation.name], value)
+    parts = [value.values, value.indices]
+    if scope.is_traced_once and all(is_equal_on_all_replicas(part) for part in parts):
+        return value
+    if aggregation is Aggregation.ONLY_FIRST_REPLICA:
+        rows, indices = broadcast(scope.member, parts, 0, variable.name)
+    else:
+        name = f"Variable {variable.name!r} with aggregation NONE: `{method}` in a replica"
+        rows, indices = (agree(scope.member, part, name, _CHOICES) for part in parts)
+    return tf.IndexedSlices(rows, indices, value.dense_shape)
+
+
+def combined(variable: "ReplicatedVariable") -> tf.Tensor:
+    """The value of an ON_READ variable outside of the replicas.
+
+    Raises:
+        ValueError: The aggregation is NONE: there is no single value.
+    """
+    aggregation = variable.aggregation
+    if len(variable.values) == 1 or aggregation is Aggregation.ONLY_FIRST_REPLICA:
+        return variable.values[0].read_value()
+    if aggregation is Aggregation.NONE:
+        raise ValueError(
+            f"Variable {variable.name!r}: it was read outside of `strategy.run`. It has synchronization ON_READ and "
+            f"aggregation NONE, so its {len(variable.values)} copies have no single value. Read the copies with "
+            "`strategy.experimental_local_results(variable)`, or give it an aggregation.")
+    total = tf.add_n([copy.read_value() for copy in variable.values])
+    return total / len(variable.values) if aggregation is Aggregation.MEAN else total
+
+
+def check_write_from_outside(variable: "ReplicatedVariable", method: str) -> None:
+    """Raises ValueError where writing an ON_READ variable from outside the replicas has no meaning."""
+    where = f"Variable {variable.name!r}: `{method}` outside of `strategy.run`"
+    if variable.aggregation is Aggregation.NONE:
+        raise ValueError(f"{where} on a variable with synchronization ON_READ and aggregation NONE, whose copies belong "
+                         "to the replicas. Assign inside `strategy.run`, or give it an aggregation.")
+    if variable.aggregation is Aggregation.SUM and method != "assign":
+        raise ValueError(f"{where} on a variable with synchronization ON_READ and aggregation SUM: each copy would "
+                         "change, and the sum several times over. Use `assign`, or write inside `strategy.run`.")

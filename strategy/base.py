@@ -1,0 +1,190 @@
+"""The base of all strategies: the public surface of `tf.distribute.Strategy`, on an engine of our own."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from ..collective import CollectiveOptions, ReduceOp
+from . import replica_scope
+from .cross_replica import combine_along, combine_components, gather_components
+from .distributed_dataset import DistributedDataset
+from .engine import Engine
+from .extended import ReplicatedExtended
+from .values import is_distributed
+
+
+class Strategy(tf.distribute.Strategy):
+    """What is copied and where: the base of `MirroredStrategy`.
+
+    A strategy makes variables in one copy per replica (`scope`), runs a step on every replica (`run`), combines what the
+    replicas return (`reduce`, `gather`) and splits global batches among them (`experimental_distribute_dataset`).
+
+    >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> isinstance(strategy, lockstep.Strategy), strategy.num_replicas_in_sync
+    (True, 2)
+
+    Args:
+        devices: Full names of the replicas' devices.
+        options: How the replicas exchange tensors; None takes the defaults.
+    """
+
+    def __init__(self, devices: Sequence[str], options: CollectiveOptions | None = None):
+        if options is None:
+            options = CollectiveOptions()
+        if not isinstance(options, CollectiveOptions):
+            raise TypeError(f"{type(self).__name__}: `options` is {options!r}. Expected a lockstep.CollectiveOptions.")
+        super().__init__(ReplicatedExtended(self, devices, options))
+        self._engine = Engine(self)
+
+    @property
+    def options(self) -> CollectiveOptions:
+        """The options of this strategy's collectives."""
+        return self.extended.options
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None,
+            options: tf.distribute.RunOptions | None = None) -> Any:
+        """Runs `fn` on every replica, each with its components of the per-replica values among the arguments.
+
+        A `tf.function`, and anything called inside one, is traced once for all replicas and launched on all at the
+        same time. A plain function called eagerly runs once per replica in Python, in the order of the replicas.
+
+        Synchronisation: one process calls for all its replicas. Launches of one strategy follow each other, also from
+        several threads.
+
+        >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> double = tf.function(lambda x: 2 * x)
+        >>> parts = lockstep.PerReplica((tf.constant(1), tf.constant(5)))
+        >>> [int(part) for part in strategy.experimental_local_results(strategy.run(double, args=(parts,)))]
+        [2, 10]
+
+        Args:
+            fn: A function of tensors, or of any Python objects that are the same on all replicas.
+            args: Positional arguments: a list or tuple, nests of per-replica values, tensors, Python objects.
+            kwargs: Keyword arguments, likewise.
+            options: Must be None or the defaults: `tf.distribute.RunOptions` concerns TPUs.
+
+        Returns:
+            What `fn` returns, tensors being per-replica values (plain tensors for one replica). An object that is the
+            same on all replicas is returned as it is.
+
+        Raises:
+            RuntimeError: Called inside another `run`, or the step changes shared state in no possible order.
+            ValueError: `args` is no list or tuple, `options` is not the default, or an argument has another number of
+                components than there are replicas.
+            CollectiveMismatchError: The replicas met in different collectives.
+        """
+        if tf.distribute.get_replica_context() is not None and replica_scope.current() is not None:
+            raise RuntimeError(f"`strategy.run`: called with {getattr(fn, '__name__', fn)!r} inside another "
+                               "`strategy.run`. A replica cannot start replicas. Call the function itself.")
+        if not isinstance(args, (list, tuple)):
+            raise ValueError(f"`strategy.run`: `args` is {args!r}. Expected a list or tuple: `args=(value,)`.")
+        if options is not None and options != tf.distribute.RunOptions():
+            raise ValueError(f"`strategy.run`: `options` is {options}. They concern TPUs only. Leave them out.")
+        self._say_whole_batches(args)
+        with self.scope():
+            return self._engine.run(fn, args, kwargs or {})
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | Sequence[int] | None = None) -> Any:
+        """Combines a per-replica value into one.
+
+        >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> rows = lockstep.PerReplica((tf.constant([1.0, 4.0]), tf.constant([9.0])))
+        >>> float(strategy.reduce("MEAN", rows, axis=0)), float(strategy.reduce("SUM", rows, axis=0))
+        (4.66..., 14.0)
+
+        Args:
+            reduce_op: A `ReduceOp`, `tf.distribute.ReduceOp` or its name.
+            value: A per-replica value, or a nest of them. A single value stands for equal ones on all replicas: MEAN,
+                MIN and MAX return it, SUM and PROD refuse it.
+            axis: None combines element by element. An axis, or several, is reduced as well; components may differ in
+                size along it, and MEAN divides by what they really have together.
+
+        Returns:
+            The nest with a tensor in place of each value. MEAN of integers is float64.
+
+        Raises:
+            RuntimeError: Called in a replica context.
+            ValueError: No such axis, unequal shapes with `axis=None`, or SUM or PROD of a single value.
+            TypeError: The op means nothing for the dtype, or `axis` is of a wrong type.
+        """
+        self._require_cross_replica("reduce")
+        op = ReduceOp.of(reduce_op)
+        size = len(self.extended.worker_devices)
+
+        def reduce_leaf(leaf: Any) -> Any:
+            if axis is None:
+                return combine_components(op, leaf, size, "reduce")
+            return combine_along(op, leaf, axis, size, "reduce")
+
+        scope = replica_scope.current()
+        if scope is not None and scope.member.size > 1:
+            return tf.nest.map_structure(lambda leaf: self._reduce_in_body(op, leaf, axis), value)
+        return tf.nest.map_structure(reduce_leaf, value)
+
+    def _reduce_in_body(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
+        if axis is not None:
+            raise NotImplementedError("`reduce`: called with an axis inside `merge_call`. Reduce along the axis in the "
+                                      "step first, and the result with `axis=None`.")
+        return self.extended.reduce_to(op, leaf, leaf)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenates a per-replica value along `axis`, in the order of the replicas.
+
+        >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> rows = lockstep.PerReplica((tf.constant([1, 4]), tf.constant([9])))
+        >>> strategy.gather(rows, axis=0).numpy().tolist()
+        [1, 4, 9]
+
+        Args:
+            value: A per-replica value of tensors of any dtype and of rank 1 or more, or a nest of them; sizes along
+                `axis` may differ.
+            axis: The axis to join along; negative values count from the end.
+
+        Raises:
+            RuntimeError: Called in a replica context; `all_gather` is for that.
+            ValueError: A scalar, no such axis, or shapes that differ elsewhere.
+            NotImplementedError: A `tf.IndexedSlices` value.
+        """
+        self._require_cross_replica("gather", "tf.distribute.get_replica_context().all_gather")
+        return tf.nest.map_structure(lambda leaf: gather_components(leaf, axis), value)
+
+    def experimental_distribute_dataset(self, dataset: tf.data.Dataset,
+                                        options: tf.distribute.InputOptions | None = None) -> DistributedDataset:
+        """Splits the global batches of `dataset` among the replicas, see `DistributedDataset`."""
+        return self.extended._experimental_distribute_dataset(dataset, options)
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+                                          options: tf.distribute.InputOptions | None = None) -> DistributedDataset:
+        """Distributes a dataset of per-replica batches that `dataset_fn` makes, see `DistributedDataset`."""
+        return self.extended._distribute_datasets_from_function(dataset_fn, options)
+
+    def _options_for(self, options: Any) -> CollectiveOptions:
+        """The options of one call."""
+        if options is None:
+            return self.options
+        if not isinstance(options, CollectiveOptions):
+            raise TypeError(f"`options` is {options!r}. Expected a lockstep.CollectiveOptions or None.")
+        return options
+
+    def _require_cross_replica(self, method: str, instead: str = "tf.distribute.get_replica_context().all_reduce"
+                               ) -> None:
+        if tf.distribute.get_replica_context() is not None and replica_scope.current() is not None:
+            raise RuntimeError(f"`{method}`: called inside `strategy.run`. There it is one replica's value. "
+                               f"Use `{instead}`, or call it on what `strategy.run` returns.")
+
+    def _say_whole_batches(self, args: Sequence[Any]) -> None:
+        """Says once that tensors which are no per-replica values go to every replica whole."""
+        if self.num_replicas_in_sync == 1 or not tf.executing_eagerly():
+            return
+        leaves = [leaf for leaf in tf.nest.flatten(list(args)) if not isinstance(leaf, tf.Variable)]
+        if any(is_distributed(leaf) for leaf in leaves):
+            return
+        batch = next((leaf for leaf in leaves if tf.is_tensor(leaf) and leaf.shape.rank), None)
+        if batch is not None:
+            logging.log_first_n(
+                logging.INFO, "strategy.run: each of the %d replicas gets the whole batch (shape %s): the numbers are "
+                "those of one device on that batch. To split global batches among the replicas, iterate over "
+                "strategy.experimental_distribute_dataset(dataset).", 1, self.num_replicas_in_sync, batch.shape)

@@ -1,0 +1,142 @@
+"""The body: a step traced once, for every replica.
+
+`trace_body` runs the user's function once, in a graph of its own, as "the replica that calls this graph". What differs
+between replicas is not in the body but behind its captures: variables' copies, queues, the replica id, random streams.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Callable
+
+import tensorflow as tf
+
+from . import replica_scope
+from ._tf import ConcreteFunction, FuncGraph, callbacks_on_ops, concrete_function, convert_with_autograph, trace_into
+from .arguments import Arguments
+from .invariance import mark_shared_input
+from .replica_context import ReplicaContext
+from .variables import ReplicatedVariable
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A traced step.
+
+    Attributes:
+        graph: The step's graph.
+        function: The function that it defines.
+        structure: What the step returned, with tensors replaced by their specs.
+        inputs: The arguments it was traced for.
+    """
+
+    graph: FuncGraph
+    function: ConcreteFunction
+    structure: "Outputs"
+    inputs: Arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """The structure of a step's result: which leaves are tensors, and what the others are.
+
+    Attributes:
+        template: The result; a leaf's place holds its position among the leaves.
+        specs: By leaf: the spec of a tensor or composite tensor, or None.
+        constants: By leaf: the Python object where the spec is None.
+    """
+
+    template: Any
+    specs: tuple[tf.TypeSpec | None, ...]
+    constants: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, result: Any) -> tuple["Outputs", list[tf.Tensor]]:
+        """The structure of `result`, and its tensors in order, composite tensors taken apart."""
+        specs: list[tf.TypeSpec | None] = []
+        constants: list[Any] = []
+        tensors: list[tf.Tensor] = []
+        for leaf in tf.nest.flatten(result):
+            if isinstance(leaf, tf.Operation):
+                leaf = None
+            if _is_tensor_like(leaf):
+                specs.append(tf.type_spec_from_value(leaf))
+                constants.append(None)
+                tensors.extend(tf.nest.flatten(leaf, expand_composites=True))
+            else:
+                specs.append(None)
+                constants.append(leaf)
+        return cls(result, tuple(specs), tuple(constants)), tensors
+
+    def pack(self, tensors: list[tf.Tensor]) -> list[Any]:
+        """The leaves, from one replica's flat tensors."""
+        at = 0
+        leaves = []
+        for spec, constant in zip(self.specs, self.constants):
+            if spec is None:
+                leaves.append(constant)
+                continue
+            count = len(tf.nest.flatten(spec, expand_composites=True))
+            leaves.append(tf.nest.pack_sequence_as(spec, tensors[at:at + count], expand_composites=True))
+            at += count
+        return leaves
+
+
+def _is_tensor_like(leaf: Any) -> bool:
+    if isinstance(leaf, (ReplicatedVariable, tf.Variable)):
+        return False
+    return tf.is_tensor(leaf) or isinstance(leaf, (tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor))
+
+
+def trace_body(strategy: "Strategy", name: str, function: Callable[..., Any], arguments: Arguments,
+               with_autograph: bool) -> Body:
+    """Traces `function` once for the given arguments.
+
+    Args:
+        strategy: The strategy whose replicas will run the body.
+        name: The name of the graph.
+        function: The user's Python function.
+        arguments: What it is called with; their specs are the body's inputs.
+        with_autograph: Whether its Python control flow is converted.
+    """
+    extended = strategy.extended
+    graph = FuncGraph(name)
+    member = extended.traced_member
+    outputs: list[Outputs] = []
+    converted = convert_with_autograph(function, with_autograph)
+
+    def step(*inputs: Any) -> list[tf.Tensor]:
+        for tensor in tf.nest.flatten(arguments.shared_of(inputs), expand_composites=True):
+            mark_shared_input(tensor)
+        args, kwargs = arguments.rebuild(inputs)
+        scope = replica_scope.ReplicaScope(strategy, member, 0, is_traced_once=True, in_graph=True)
+        with graph.device(extended.replica_pins), replica_scope.entered(scope), \
+                callbacks_on_ops(extended.random_streams.on_op), ReplicaContext(strategy, member, 0):
+            result = arguments.call(converted, args, kwargs)
+            structure, tensors = Outputs.of(result)
+        outputs.append(structure)
+        return tensors
+
+    with _strategy_outside(strategy):
+        trace_into(graph, step, arguments.signature, automatic_control_dependencies=True)
+    function_attributes = {"_noinline": tf.compat.v1.AttrValue(b=True)}
+    return Body(graph, concrete_function(graph, function_attributes), outputs[0], arguments)
+
+
+class _strategy_outside:
+    """Makes the strategy current for code of the step that runs under `tf.init_scope`, such as making variables."""
+
+    def __init__(self, strategy: "Strategy"):
+        self._strategy = strategy
+
+    def __enter__(self) -> None:
+        with tf.init_scope():
+            self._scope = self._strategy.scope()
+            self._scope.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        with tf.init_scope():
+            self._scope.__exit__(*exception)

@@ -1,0 +1,124 @@
+"""Reducing and gathering per-replica values outside of the replicas: `Strategy.reduce` and `Strategy.gather`.
+
+Here all components are at hand, so this is plain arithmetic on them, in the order of the replicas.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import tensorflow as tf
+
+from ..collective import ReduceOp
+from ..collective.all_gather import checked_axis
+from ..collective.reduce_op import combine, combine_slices, mean_of_total
+from .values import Mirrored, components
+
+_BY_AXIS = {
+    ReduceOp.SUM: tf.reduce_sum,
+    ReduceOp.MEAN: tf.reduce_sum,
+    ReduceOp.MIN: tf.reduce_min,
+    ReduceOp.MAX: tf.reduce_max,
+    ReduceOp.PROD: tf.reduce_prod,
+}
+
+
+def combine_components(op: ReduceOp, value: Any, size: int, where: str) -> Any:
+    """Reduces a value elementwise over its components.
+
+    Raises:
+        ValueError: SUM or PROD of a single value while there are several replicas.
+    """
+    parts = _parts(op, value, size, where)
+    if isinstance(parts[0], tf.IndexedSlices):
+        return combine_slices(op, parts, f"`{where}`")
+    tensors = [tf.convert_to_tensor(part) for part in parts]
+    op.check_dtype(tensors[0].dtype, f"`{where}`")
+    if len(tensors) == 1:
+        return tf.cast(tensors[0], op.result_dtype(tensors[0].dtype)) if tensors[0].dtype.is_integer else tensors[0]
+    _check_shapes(tensors, where)
+    return combine(op, tensors)
+
+
+def combine_along(op: ReduceOp, value: Any, axis: int | Sequence[int], size: int, where: str) -> Any:
+    """Reduces a value over its components and along `axis`; MEAN divides by what all components really have."""
+    parts = [_dense(part, where) for part in _parts(op, value, size, where)]
+    op.check_dtype(parts[0].dtype, f"`{where}`")
+    axes = [checked_reduction_axis(parts[0], one, where) for one in _axes(axis, where)]
+    reduced = [_BY_AXIS[op](part, axis=axes) for part in parts]
+    total = combine(ReduceOp.SUM if op is ReduceOp.MEAN else op, reduced)
+    if op is not ReduceOp.MEAN:
+        return total
+    counts = [tf.reduce_prod(tf.gather(tf.shape(part, tf.int64), axes)) for part in parts]
+    return mean_of_total(total, tf.add_n(counts))
+
+
+def gather_components(value: Any, axis: int) -> tf.Tensor:
+    """Concatenates the components along `axis`, in the order of the replicas; one value is returned as it is.
+
+    Raises:
+        ValueError: A scalar, no such axis, or components that differ elsewhere than along `axis`.
+        NotImplementedError: IndexedSlices.
+    """
+    parts = [_dense(part, "gather") for part in _components_of(value)]
+    axis = checked_axis(parts[0], axis, "gather")
+    for replica, part in enumerate(parts[1:], start=1):
+        others = [None if index == axis else dim for index, dim in enumerate(part.shape)]
+        if not tf.TensorShape(others).is_compatible_with(
+                [None if index == axis else dim for index, dim in enumerate(parts[0].shape)]):
+            raise ValueError(f"`gather`: replica {replica} has shape {part.shape}, replica 0 has {parts[0].shape}. "
+                             f"Only the sizes along axis {axis} may differ.")
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+
+
+def _parts(op: ReduceOp, value: Any, size: int, where: str) -> Sequence[Any]:
+    is_per_replica = isinstance(value, tf.distribute.DistributedValues)
+    parts = _components_of(value)
+    if len(parts) < size and op in (ReduceOp.SUM, ReduceOp.PROD):
+        if op is ReduceOp.SUM and isinstance(value, (int, float)) and value == 0:
+            return parts
+        raise ValueError(
+            f"`{where}`: {op.name} of the single value {value!r} over {size} replicas. It could mean the value itself "
+            "or once per replica. Pass a per-replica value (what `strategy.run` returns), or use MEAN.")
+    # Equal components: their mean, minimum and maximum is any of them.
+    if isinstance(value, Mirrored) and is_per_replica and op in (ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX):
+        return parts[:1]
+    return parts
+
+
+def _components_of(value: Any) -> Sequence[Any]:
+    return components(value) if isinstance(value, tf.distribute.DistributedValues) else (value,)
+
+
+def _dense(part: Any, where: str) -> tf.Tensor:
+    if isinstance(part, tf.IndexedSlices):
+        raise NotImplementedError(f"`{where}`: tf.IndexedSlices have no single axis here. Use `tf.convert_to_tensor`.")
+    if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(f"`{where}`: got a {type(part).__name__}. Reduce it to a dense tensor in the step first.")
+    return tf.convert_to_tensor(part)
+
+
+def _axes(axis: Any, where: str) -> list[int]:
+    axes = list(axis) if isinstance(axis, (list, tuple)) else [axis]
+    if any(isinstance(one, bool) or not isinstance(one, int) for one in axes) or not axes:
+        raise TypeError(f"`{where}`: `axis` is {axis!r}. Expected None, an integer, or a list or tuple of integers.")
+    return axes
+
+
+def checked_reduction_axis(tensor: tf.Tensor, axis: int, where: str) -> int:
+    """The non-negative form of `axis`, after checking that `tensor` has it."""
+    rank = tensor.shape.rank
+    if rank is None:
+        return axis
+    if not -rank <= axis < rank:
+        raise ValueError(f"`{where}`: `axis` is {axis} for a value of shape {tensor.shape}. "
+                         + (f"Expected {-rank} to {rank - 1}." if rank else "A scalar has no axis: use `axis=None`."))
+    return axis % rank
+
+
+def _check_shapes(tensors: Sequence[tf.Tensor], where: str) -> None:
+    for replica, tensor in enumerate(tensors[1:], start=1):
+        if not tensor.shape.is_compatible_with(tensors[0].shape):
+            raise ValueError(f"`{where}`: replica {replica} has shape {tensor.shape}, replica 0 has "
+                             f"{tensors[0].shape}. With `axis=None` components are combined element by element and "
+                             "need one shape. Pass `axis=0` to reduce along the rows as well.")

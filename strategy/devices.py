@@ -1,0 +1,70 @@
+"""The devices that replicas run on, checked before anything is built on them."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import tensorflow as tf
+
+
+def replica_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the full names of the devices, one replica each.
+
+    Args:
+        devices: Names such as "GPU:0" or "/device:CPU:1"; None takes all GPUs, else all logical CPUs.
+
+    Raises:
+        TypeError: `devices` is a single string or not a sequence of strings.
+        ValueError: The list is empty, names a device that does not exist, or one device twice.
+    """
+    existing = [device.name for kind in ("GPU", "CPU") for device in tf.config.list_logical_devices(kind)]
+    if devices is None:
+        gpus = [name for name in existing if _kind_and_index(name)[0] == "GPU"]
+        devices = gpus or existing
+    if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
+        raise TypeError(f"MirroredStrategy: `devices` is {devices!r}. Expected a list of device names, such as "
+                        '["GPU:0", "GPU:1"].')
+    there = ", ".join("{}:{}".format(*_kind_and_index(name)) for name in existing)
+    if not devices:
+        raise ValueError(f"MirroredStrategy: `devices` is empty. Name at least one device, or leave `devices` out to "
+                         f"take all. Devices here: {there}.")
+    by_key = {_kind_and_index(name): name for name in existing}
+    names = []
+    for device in devices:
+        name = by_key.get(_kind_and_index(device))
+        if name is None:
+            raise ValueError(f"MirroredStrategy: no device {device!r}. Devices here: {there}. Virtual CPU devices are "
+                             "made with `tf.config.set_logical_device_configuration` before TensorFlow starts.")
+        if name in names:
+            raise ValueError(f"MirroredStrategy: device {device!r} is listed twice in {list(devices)!r}. Each replica "
+                             f"needs a device of its own. Devices here: {there}.")
+        names.append(name)
+    return tuple("/job:localhost/replica:0/task:0" + name if name.startswith("/device:") else name for name in names)
+
+
+def _kind_and_index(device: str) -> tuple[str, int]:
+    try:
+        spec = tf.DeviceSpec.from_string(device if device.startswith("/") else "/device:" + device)
+    except ValueError:
+        return (device, -1)
+    if spec.device_type is None:
+        return (device, -1)
+    return (spec.device_type.upper(), spec.device_index or 0)
+
+
+class ReplicaPins:
+    """Recognises ops that are pinned to a replica's device.
+
+    `with tf.device(v.device)` in a step would send every replica's op to the device of the copy that was traced. While
+    a body is traced this is its outermost device function: it drops such pins and leaves all others.
+    """
+
+    def __init__(self, devices: Sequence[str]):
+        self._keys = {_kind_and_index(device) for device in devices}
+        self._dropped: dict[str, bool] = {"": False}
+
+    def __call__(self, op: tf.Operation) -> str:
+        device = op.device
+        if device not in self._dropped:
+            self._dropped[device] = _kind_and_index(device) in self._keys
+        return "" if self._dropped[device] else device

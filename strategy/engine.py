@@ -1,0 +1,161 @@
+"""Running a step on every replica: which way, and the cache of launches.
+
+    the strategy has one replica, in a graph      the function is called in place
+    a graph is being built, or the function is    one body is traced, one launch calls it for every replica; eager
+    a tf.function                                 launches are kept and found again by what the function depends on
+    a plain function, called eagerly              once per replica in Python, one by one
+    the replicas' arguments have no common trace  the same, in the graph: one trace per replica
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from . import replica_scope
+from ._tf import PolymorphicFunction, convert_with_autograph
+from .arguments import Arguments, DifferentObjectsError
+from .body import trace_body
+from .function_key import Closure, Keys
+from .launch import Launch
+from .launch_errors import naming_the_replica
+from .one_by_one import run_one_by_one
+from .replica_context import ReplicaContext
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+# Launches kept per strategy. A program has a few; a limit keeps a leak of new functions from growing for ever.
+MAX_LAUNCHES = 128
+
+
+class Engine:
+    """Runs functions on the replicas of one strategy.
+
+    Args:
+        strategy: The strategy.
+    """
+
+    def __init__(self, strategy: "Strategy"):
+        self._strategy = strategy
+        self._cache: collections.OrderedDict[Any, list[tuple[Sequence[tf.TypeSpec], Launch, list[Any]]]] = \
+            collections.OrderedDict()
+        self._tracing = threading.RLock()
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs `function` on every replica; see the module's text for which way."""
+        if tf.executing_eagerly():
+            if tf.config.functions_run_eagerly() or not _is_tf_function(function):
+                return self._one_by_one(function, args, kwargs)
+            return self._launch_eagerly(function, args, kwargs)
+        if self._strategy.num_replicas_in_sync == 1:
+            return self._in_place(convert_with_autograph(function, always=False), args, kwargs)
+        return self._launch_in_graph(function, args, kwargs)
+
+    def _one_by_one(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self._strategy.num_replicas_in_sync == 1:
+            return self._in_place(function, args, kwargs)
+        return run_one_by_one(self._strategy, function, args, kwargs)
+
+    def _in_place(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """One replica: the function itself, in the current graph or eagerly."""
+        from .values import select
+        member = self._strategy.extended.traced_member
+        scope = replica_scope.ReplicaScope(self._strategy, member, 0, is_traced_once=True,
+                                           in_graph=not tf.executing_eagerly())
+        with tf.device(self._strategy.extended.worker_devices[0]), replica_scope.entered(scope), \
+                ReplicaContext(self._strategy, member, 0):
+            return function(*select(0, tuple(args)), **select(0, kwargs))
+
+    def _launch_in_graph(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        python_function, with_autograph = _python_function(function)
+        try:
+            arguments = Arguments(args, kwargs, Closure(python_function), self._num_local, arrays_are_tensors=False)
+        except DifferentObjectsError:
+            self._say_once_per_replica(python_function)
+            return run_one_by_one(self._strategy, function, args, kwargs)
+        body = trace_body(self._strategy, _name(python_function), python_function, arguments, with_autograph)
+        return self._call(Launch(self._strategy, body), arguments)
+
+    def _launch_eagerly(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        python_function, with_autograph = _python_function(function)
+        try:
+            arguments = Arguments(args, kwargs, Closure(python_function), self._num_local, arrays_are_tensors=True)
+        except DifferentObjectsError:
+            self._say_once_per_replica(python_function)
+            return run_one_by_one(self._strategy, function, args, kwargs)
+        keys = Keys()
+        key = (keys.of_function(python_function), arguments.static_key(keys), with_autograph)
+        with self._tracing:
+            launch = self._find(key, arguments.signature)
+            if launch is None:
+                launch = self._trace(key, keys, python_function, arguments, with_autograph)
+        with naming_the_replica(self._strategy):
+            return self._call(launch, arguments)
+
+    def _find(self, key: Any, signature: Sequence[tf.TypeSpec]) -> Launch | None:
+        if key not in self._cache:
+            return None
+        self._cache.move_to_end(key)
+        traces = self._cache[key]
+        for spec, launch, _ in traces:
+            if tuple(spec) == tuple(signature):
+                return launch
+        for spec, launch, _ in traces:
+            if len(spec) == len(signature) and all(given.is_subtype_of(wide) for given, wide in zip(signature, spec)):
+                return launch
+        return None
+
+    def _trace(self, key: Any, keys: Keys, function: Callable[..., Any], arguments: Arguments,
+               with_autograph: bool) -> Launch:
+        """Traces a new body. The second signature of a function is widened to cover the first: two traces in all."""
+        traces = self._cache.setdefault(key, [])
+        signature = arguments.signature
+        if traces:
+            wider = [spec.most_specific_common_supertype([other]) for spec, other in zip(signature, traces[-1][0])]
+            if None not in wider:
+                signature = tuple(wider)
+        body = trace_body(self._strategy, _name(function), function, arguments.with_signature(signature),
+                          with_autograph)
+        launch = Launch(self._strategy, body)
+        traces.append((signature, launch, [*keys.kept, function]))
+        while len(self._cache) > MAX_LAUNCHES:
+            self._cache.popitem(last=False)
+        return launch
+
+    def _call(self, launch: Launch, arguments: Arguments) -> Any:
+        return launch([arguments.tensors_of(replica) for replica in range(self._num_local)])
+
+    @property
+    def _num_local(self) -> int:
+        return len(self._strategy.extended.worker_devices)
+
+    def _say_once_per_replica(self, function: Callable[..., Any]) -> None:
+        logging.log_first_n(logging.WARNING, "strategy.run(%s): the replicas got different Python objects as "
+                            "arguments, so the step is traced once for each replica, which is slower. Pass tensors "
+                            "where the replicas differ.", 1, _name(function))
+
+
+def _is_tf_function(function: Callable[..., Any]) -> bool:
+    if isinstance(function, functools.partial):
+        return _is_tf_function(function.func)
+    return isinstance(function, PolymorphicFunction)
+
+
+def _python_function(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """The Python function to trace, and whether autograph converts it."""
+    if isinstance(function, PolymorphicFunction):
+        if function._jit_compile or function.input_signature is not None:
+            return function, False  # Called as it is, inside the body: it keeps its own options.
+        return function.python_function, bool(function._autograph)
+    return function, False
+
+
+def _name(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return "".join(letter if letter.isalnum() else "_" for letter in name)

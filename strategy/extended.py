@@ -1,0 +1,260 @@
+"""The hooks through which TensorFlow and Keras reach a strategy: `strategy.extended`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+import tensorflow as tf
+
+from ..collective import CollectiveOptions, Copies, Member, QueueMember, Queues, ReduceOp, SoloMember, all_gather
+from ..collective import all_reduce as all_reduce_values
+from . import replica_scope
+from .cross_replica import combine_components, gather_components
+from .devices import ReplicaPins
+from .distributed_dataset import DistributedDataset
+from .random_streams import RandomStreams
+from .values import Mirrored, PerReplica, components, is_distributed, regroup, select
+from .variable_creation import create_variable
+from .variables import ReplicatedVariable
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+
+class ReplicatedExtended(tf.distribute.StrategyExtended):
+    """The advanced API of a strategy whose replicas live on the devices of this process.
+
+    Args:
+        strategy: The strategy that this belongs to.
+        devices: Full names of the replicas' devices.
+        options: The strategy's collective options.
+
+    Attributes:
+        options: The collective options.
+        queues: Where the replicas of a launch meet.
+        traced_member: The seat of "the replica that runs this body".
+        random_streams: The streams of the random ops in traced steps.
+        replica_pins: The device function of traced bodies.
+    """
+
+    def __init__(self, strategy: "Strategy", devices: Sequence[str], options: CollectiveOptions):
+        super().__init__(strategy)
+        self._devices = tuple(devices)
+        self.options = options
+        self.replica_pins = ReplicaPins(devices)
+        # tf.function keeps traces apart by the device functions around them: nested functions are traced for each
+        # strategy, never shared between two.
+        self._retrace_functions_for_each_device = True
+        self.random_streams = RandomStreams(strategy)
+        self.queues = Queues(f"lockstep/{id(self)}", len(devices), self)
+        self.traced_member: Member = self._make_traced_member()
+
+    def _make_traced_member(self) -> Member:
+        if len(self._devices) == 1:
+            return SoloMember(self._devices)
+        self._replica_ids = []
+        for index, device in enumerate(self._devices):
+            with tf.device(device):
+                self._replica_ids.append(tf.Variable(index, trainable=False, dtype=tf.int32, name="replica_id"))
+        self._replica_id_copies = Copies([copy.handle for copy in self._replica_ids], "replica_id", self,
+                                         is_equal=False)
+        return QueueMember(self._devices, self._replica_ids[0], self.queues)
+
+    # What there is.
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Full names of the replicas' devices."""
+        return self._devices
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Full names of the devices that hold variables: those of the replicas."""
+        return self._devices
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return len(self._devices)
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries."""
+        return True
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return True
+
+    def _in_multi_worker_mode(self) -> bool:
+        return False
+
+    def _use_merge_call(self) -> bool:
+        return False
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return replica_id
+
+    # Variables.
+
+    def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        return create_variable(self._container_strategy(), next_creator, **kwargs)
+
+    def variable_created_in_scope(self, v: tf.Variable) -> bool:
+        """Whether `v` was made under this strategy's scope."""
+        owner = self.value_container(v)
+        return isinstance(owner, ReplicatedVariable) and owner.distribute_strategy is self._container_strategy()
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: tf.Variable) -> None:
+        if not self.variable_created_in_scope(colocate_with_variable):
+            raise ValueError(f"`colocate_vars_with`: {colocate_with_variable!r} was not made under this strategy's "
+                             "scope. Make it under `strategy.scope()`.")
+
+    def value_container(self, value: Any) -> Any:
+        """The replicated variable that a copy belongs to, or the value itself."""
+        container = getattr(value, "_distributed_container", None)
+        return value if container is None or container() is None else container()
+
+    def read_var(self, v: tf.Variable) -> tf.Tensor:
+        """The value of a variable in cross-replica context."""
+        return tf.identity(v)
+
+    # Collectives.
+
+    def reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
+        """Reduces a per-replica value and puts the result where `destinations` are.
+
+        Args:
+            reduce_op: A `ReduceOp`, `tf.distribute.ReduceOp` or its name.
+            value: A per-replica value of tensors or IndexedSlices; or one value, which SUM and PROD refuse.
+            destinations: A device name, or a value or variable whose devices are meant.
+            options: Overrides the strategy's options.
+
+        Returns:
+            A tensor for one device, a mirrored value for several; inside `merge_call` this replica's result.
+
+        Raises:
+            RuntimeError: Called in a replica context, where `all_reduce` is meant.
+        """
+        self._container_strategy()._require_cross_replica("extended.reduce_to")
+        op = ReduceOp.of(reduce_op)
+        scope = replica_scope.current()
+        if scope is not None:
+            return all_reduce_values(scope.member, op, [value], self._container_strategy()._options_for(options))[0]
+        return self.broadcast_to(combine_components(op, value, len(self._devices), "extended.reduce_to"), destinations)
+
+    def batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]],
+                        options: Any = None) -> list[Any]:
+        """`reduce_to` for several (value, destinations) pairs, in one bucket plan where a step is traced."""
+        self._container_strategy()._require_cross_replica("extended.batch_reduce_to")
+        scope = replica_scope.current()
+        if scope is None:
+            return [self.reduce_to(reduce_op, value, destinations, options)
+                    for value, destinations in value_destination_pairs]
+        values = [value for value, _ in value_destination_pairs]
+        return all_reduce_values(scope.member, ReduceOp.of(reduce_op), values,
+                                 self._container_strategy()._options_for(options))
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return tf.distribute.get_replica_context().all_reduce(reduce_op, value, options)
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Puts one value on the devices of `destinations`."""
+        scope = replica_scope.current()
+        if scope is not None or not isinstance(tensor, (tf.Tensor, tf.IndexedSlices)):
+            return tensor
+        devices = self._devices_of(destinations)
+        copies = []
+        for device in devices:
+            with tf.device(device):
+                copies.append(tensor if isinstance(tensor, tf.IndexedSlices) else tf.identity(tensor))
+        return copies[0] if len(copies) == 1 else Mirrored(copies)
+
+    def _devices_of(self, destinations: Any) -> tuple[str, ...]:
+        if isinstance(destinations, str):
+            return (destinations,)
+        if isinstance(destinations, tf.distribute.DistributedValues):
+            return self._devices
+        device = getattr(destinations, "device", None)
+        return (device or "CPU:0",)
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        scope = replica_scope.current()
+        if scope is not None:
+            return all_gather(scope.member, tf.convert_to_tensor(value), axis)
+        return self.broadcast_to(gather_components(value, axis), destinations)
+
+    # Running code for each copy or each replica.
+
+    def _update(self, var: ReplicatedVariable, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        if not isinstance(var, ReplicatedVariable):
+            raise ValueError(f"`extended.update`: {var!r} is not a variable made under this strategy's scope. "
+                             "Make it under `strategy.scope()`.")
+        scope = replica_scope.current()
+        if scope is not None:
+            return self._update_copy(var, scope.index, fn, args, kwargs)
+        results = [self._update_copy(var, index, fn, select(index, tuple(args)), select(index, kwargs))
+                   for index in range(len(self._devices))]
+        return regroup(results) if group else tuple(results)
+
+    def _replica_ctx_update(self, var: ReplicatedVariable, fn: Callable[..., Any], args: Any = (), kwargs: Any = None,
+                            group: bool = True) -> Any:
+        scope = replica_scope.current()
+        assert scope is not None
+        return self._update_copy(var, scope.index, fn, args, kwargs or {})
+
+    def _update_copy(self, var: ReplicatedVariable, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        copy = var.values[index]
+        device = tf.device(None if replica_scope.current() is not None else copy.device)
+        with device, replica_scope.updating(index):
+            return fn(copy, *args, **kwargs)
+
+    def call_for_each_replica(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
+        """Runs `fn` on every replica, see `Strategy.run`; inside `merge_call`, on this replica."""
+        strategy = self._container_strategy()
+        strategy._require_cross_replica("extended.call_for_each_replica")
+        scope = replica_scope.current()
+        if scope is None:
+            return strategy.run(fn, args, kwargs)
+        from .replica_context import ReplicaContext
+        with ReplicaContext(strategy, scope.member, scope.index):
+            return fn(*args, **(kwargs or {}))
+
+    def _local_results(self, val: Any) -> tuple[Any, ...]:
+        scope = replica_scope.current()
+        if scope is not None and scope.is_traced_once and scope.member.size > 1:
+            raise NotImplementedError(
+                "`experimental_local_results` was called inside `merge_call`, in a step that is traced once for all "
+                "replicas: other replicas' values are not here. Use `extended.reduce_to`, or "
+                "`get_replica_context().all_gather`.")
+        if isinstance(val, ReplicatedVariable):
+            return val.values
+        if is_distributed(val):
+            return components(val)
+        if tf.nest.is_nested(val):
+            return tuple(select(index, val) for index in range(len(self._devices)))
+        return (val,)
+
+    # Input.
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> DistributedDataset:
+        return DistributedDataset(dataset, self._devices, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Callable[[tf.distribute.InputContext], Any],
+                                           options: Any) -> DistributedDataset:
+        return DistributedDataset.from_function(dataset_fn, self._devices, options)
+
+    def _experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> PerReplica:
+        size = len(self._devices)
+        return PerReplica([value_fn(tf.distribute.experimental.ValueContext(index, size)) for index in range(size)])

@@ -1,0 +1,73 @@
+"""Whether a tensor of a traced body is the same on every replica.
+
+A body is traced once and run by every replica, so two replicas compute different values only where they read something
+different: their arguments, their own copies of an ON_READ variable (the replica id and the random streams are such),
+or state that other replicas have changed in between. Everything computed from constants, mirrored variables, results
+of collectives and shared arguments is equal by construction. `is_equal_on_all_replicas` walks from a tensor back to
+what it was computed from; where it cannot see, it answers False, and the caller compares the values instead.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from ..collective import Copies
+from ._tf import FuncGraph
+
+SHARED_INPUT = "_lockstep_shared_input"
+
+# Stateful ops that give the same on every replica for the same inputs.
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "If", "While",
+                    "StatefulPartitionedCall", "QueueDequeueV2", "Assert", "LookupTableFindV2", "LookupTableSizeV2"})
+
+
+def is_equal_on_all_replicas(tensor: tf.Tensor) -> bool:
+    """Whether `tensor`, of a body or of a function inside one, is equal on all replicas by construction."""
+    seen: set[int] = set()
+    todo = [tensor]
+    while todo:
+        at = todo.pop()
+        if id(at) in seen:
+            continue
+        seen.add(id(at))
+        if getattr(at, "graph", None) is None:  # An eager tensor.
+            if not _is_equal_capture(at):
+                return False
+            continue
+        op = at.op
+        if op.type == "Placeholder":
+            source = _source(at)
+            if source is None:
+                return False
+            if source is not SHARED_INPUT:
+                todo.append(source)
+            continue
+        if op.op_def is not None and op.op_def.is_stateful and op.type not in _READS:
+            return False
+        todo.extend(op.inputs)
+    return True
+
+
+def mark_shared_input(placeholder: tf.Tensor) -> None:
+    """Marks a body's input that every replica gets alike."""
+    placeholder._lockstep_shared = True
+
+
+def _source(placeholder: tf.Tensor) -> tf.Tensor | str | None:
+    """What a placeholder stands for: a captured tensor, a shared input, or unknown (None)."""
+    if getattr(placeholder, "_lockstep_shared", False):
+        return SHARED_INPUT
+    graph = placeholder.graph
+    if isinstance(graph, FuncGraph):
+        for outer, inner in graph.captures:
+            if inner is placeholder:
+                return outer
+    return None
+
+
+def _is_equal_capture(eager: tf.Tensor) -> bool:
+    """An eager tensor is a constant; a handle leads to a resource, which must not be a replica's own."""
+    if eager.dtype != tf.resource:
+        return eager.dtype != tf.variant
+    copies = Copies.of(eager)
+    return copies is None or copies.is_equal

@@ -1,0 +1,43 @@
+"""Errors of a launch, told with the replica that raised them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Iterator
+
+import tensorflow as tf
+
+from ..collective import CollectiveMismatchError
+from ..collective.local import MISMATCH
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+_CALL = re.compile(r"\breplica_(\d+)/")
+_DEVICE = re.compile(r"/device:(\w+):(\d+)")
+
+
+@contextlib.contextmanager
+def naming_the_replica(strategy: "Strategy") -> Iterator[None]:
+    """Adds to a TensorFlow error of a launch which replica raised it; the class of the error stays.
+
+    Raises:
+        CollectiveMismatchError: Replicas met in different collectives.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        message = error.message or ""
+        if MISMATCH in message:
+            text = message[message.index(MISMATCH):].split("\n")[0]
+            raise CollectiveMismatchError(
+                f"`strategy.run`: {text}. All replicas must call the same collectives in the same order: move the call "
+                "out of the branch that depends on the replica.") from error
+        replica = _CALL.search(message)
+        if replica is None or isinstance(error, tf.errors.OutOfRangeError):
+            raise
+        index = int(replica.group(1))
+        device = strategy.extended.worker_devices[index]
+        raise type(error)(error.node_def, error.op, f"`strategy.run`: replica {index} ({device}) raised: {message}",
+                          ) from error

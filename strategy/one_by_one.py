@@ -1,0 +1,200 @@
+"""Replicas that run one by one in Python.
+
+A plain function that is called eagerly runs once per replica, so that it can be debugged; a step that has no single
+trace is traced once per replica in the same way. Each replica runs on a thread of its own, but only one at a time: a
+replica runs until it ends or reaches a synchronisation point, then the next one does. When all have reached the point,
+it is served once and everyone goes on. The order is that of the replicas, on every run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+import tensorflow as tf
+
+from ..collective import CollectiveMismatchError, Exchange, Member
+from ..collective.member import Combine
+from . import replica_scope
+from .replica_context import ReplicaContext
+from .values import regroup, select
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+
+def run_one_by_one(strategy: "Strategy", function: Callable[..., Any], args: Sequence[Any],
+                   kwargs: dict[str, Any]) -> Any:
+    """Runs `function` once per local replica and regroups the results.
+
+    Raises:
+        CollectiveMismatchError: The replicas reached different synchronisation points.
+        BaseException: What a replica raised first, with a note that names the replica.
+    """
+    size = len(strategy.extended.worker_devices)
+    replicas = [_Replica(strategy, index, function, select(index, tuple(args)), select(index, kwargs))
+                for index in range(size)]
+    try:
+        while True:
+            for replica in replicas:
+                replica.go_on()
+                if replica.error is not None:
+                    raise replica.error
+            if all(replica.point is None for replica in replicas):
+                return regroup([replica.result for replica in replicas])
+            _serve(replicas)
+    finally:
+        for replica in replicas:
+            replica.abandon()
+
+
+def _serve(replicas: Sequence["_Replica"]) -> None:
+    points = [replica.point for replica in replicas]
+    first = points[0]
+    if any(point is None or first is None or point.label != first.label for point in points):
+        reached = "; ".join(f"replica {index}: {point.label if point else 'end of the step'}"
+                            for index, point in enumerate(points))
+        raise CollectiveMismatchError(
+            f"`strategy.run`: the replicas reached different synchronisation points ({reached}). All replicas must call "
+            "the same collectives in the same order: move the call out of the branch that depends on the replica.")
+    assert first is not None
+    answers = first.serve([point.payload for point in points if point is not None])
+    for replica, answer in zip(replicas, answers, strict=True):
+        replica.answer = answer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Point:
+    """A synchronisation point that a replica has reached.
+
+    Attributes:
+        label: What it is; all replicas must agree.
+        payload: What the replica brings.
+        serve: Turns all replicas' payloads into all replicas' answers.
+    """
+
+    label: str
+    payload: Any
+    serve: Callable[[list[Any]], Sequence[Any]]
+
+
+class _Abandoned(BaseException):
+    """Ends the thread of a replica whose step will not be finished."""
+
+
+class _Replica:
+    """One replica's thread, and the hand-over of the right to run."""
+
+    def __init__(self, strategy: "Strategy", index: int, function: Callable[..., Any], args: Any, kwargs: Any):
+        self._strategy, self._index = strategy, index
+        self._function, self._args, self._kwargs = function, args, kwargs
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._main, name=f"replica_{index}", daemon=True)
+        self._is_over = False
+        self._abandoned = False
+        self.point: _Point | None = None
+        self.answer: Any = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def go_on(self) -> None:
+        """Lets the replica run until its next synchronisation point or its end."""
+        if self._is_over:
+            return
+        self.point = None
+        if self._thread.ident is None:
+            self._thread.start()
+        self._may_run.release()
+        self._has_paused.acquire()
+
+    def abandon(self) -> None:
+        """Ends the replica wherever it is."""
+        if self._thread.ident is not None and not self._is_over:
+            self._abandoned = True
+            self._may_run.release()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def reach(self, point: _Point) -> Any:
+        """Called on the replica's thread: waits at `point` and returns the answer."""
+        self.point = point
+        self._has_paused.release()
+        self._may_run.acquire()
+        if self._abandoned:
+            raise _Abandoned
+        return self.answer
+
+    def _main(self) -> None:
+        self._may_run.acquire()
+        try:
+            if not self._abandoned:
+                self.result = self._run()
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            error.add_note(f"Raised by replica {self._index} ({self._strategy.extended.worker_devices[self._index]}).")
+            self.error = error
+        finally:
+            self._is_over = True
+            self._has_paused.release()
+
+    def _run(self) -> Any:
+        member = OneByOneMember(self._strategy.extended.worker_devices, self)
+        scope = replica_scope.ReplicaScope(self._strategy, member, self._index, is_traced_once=False,
+                                           in_graph=self._graph is not None)
+        device = self._strategy.extended.worker_devices[self._index]
+        graph = self._graph.as_default() if self._graph is not None else tf.init_scope()
+        with graph, self._strategy.scope(), tf.device(device), tf.name_scope(f"replica_{self._index}"), \
+                replica_scope.entered(scope), ReplicaContext(self._strategy, member, self._index):
+            return self._function(*self._args, **self._kwargs)
+
+
+class OneByOneMember(Member):
+    """The seat of a replica that runs on its own thread, one at a time."""
+
+    def __init__(self, devices: Sequence[str], replica: _Replica):
+        super().__init__(devices)
+        self._replica = replica
+        self._in_graph = replica._graph is not None
+
+    @property
+    def rank(self) -> int:
+        return self._replica._index
+
+    def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
+                 result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
+        self._check_not_inside_function(what.kind)
+
+        def serve(parts: list[Any]) -> list[Any]:
+            return [list(combine(parts))] * self.size
+
+        label = f"{what.kind} {what.op} of {len(tensors)} {what.dtype} tensor{'s' * (len(tensors) != 1)}"
+        return list(self._replica.reach(_Point(label, list(tensors), serve)))
+
+    def merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls `merge_fn` once, with the replicas' arguments regrouped; every replica gets its part of the result."""
+        self._check_not_inside_function("merge_call")
+        strategy = self._replica._strategy
+
+        def serve(calls: list[Any]) -> list[Any]:
+            merged_args, merged_kwargs = regroup(calls)
+            with replica_scope.entered(None):
+                result = merge_fn(strategy, *merged_args, **merged_kwargs)
+            return [select(index, result) for index in range(self.size)]
+
+        return self._replica.reach(_Point("merge_call", (tuple(args), kwargs or {}), serve))
+
+    def once(self, make: Callable[[], Any]) -> Any:
+        """Calls `make` for the first replica only; every replica gets the object."""
+        return self._replica.reach(_Point("making a variable", make, lambda makers: [makers[0]()] * self.size))
+
+    def _check_not_inside_function(self, what: str) -> None:
+        if tf.executing_eagerly() or self._in_graph and tf.compat.v1.get_default_graph() is self._replica._graph:
+            return
+        raise RuntimeError(
+            f"`{what}` was called in a tf.function, and that in a step whose replicas run one by one: they could not "
+            "meet there. Decorate the step that you pass to `strategy.run` with `@tf.function`.")
+
+

@@ -1,0 +1,121 @@
+"""Random numbers that differ between replicas and are the same on every run.
+
+TensorFlow's stateful random ops carry their seed as an attribute. In a body that all replicas share, they would all
+draw the same numbers, and where the stream stands could not be saved. So while a body is traced, each such op is
+replaced by a stateless one, fed by a stream of its own: a small variable per replica, [counter, counter, key] as
+`tf.random.Generator` keeps it (Philox; Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The key is
+made of the seed, the op's number and the replica's number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+import tensorflow as tf
+
+from . import replica_scope
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+PHILOX = 1
+
+# Ops that draw from hidden state and have no stateless form that this file knows: refused by name.
+_UNSUPPORTED = frozenset({
+    "RandomPoisson", "RandomPoissonV2", "RandomGamma", "ParameterizedTruncatedNormal", "Multinomial",
+    "AllCandidateSampler", "ComputeAccidentalHits", "FixedUnigramCandidateSampler", "LearnedUnigramCandidateSampler",
+    "LogUniformCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler", "RandomCrop",
+    "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2", "RandomShuffleQueueV2",
+})
+
+
+def _uniform(inputs: Sequence[tf.Tensor], attrs: dict[str, Any], key: Any, counter: Any) -> tf.Tensor:
+    return tf.raw_ops.StatelessRandomUniformV2(shape=inputs[0], key=key, counter=counter, alg=PHILOX,
+                                               dtype=attrs["dtype"])
+
+
+def _normal(inputs: Sequence[tf.Tensor], attrs: dict[str, Any], key: Any, counter: Any) -> tf.Tensor:
+    return tf.raw_ops.StatelessRandomNormalV2(shape=inputs[0], key=key, counter=counter, alg=PHILOX,
+                                              dtype=attrs["dtype"])
+
+
+def _truncated(inputs: Sequence[tf.Tensor], attrs: dict[str, Any], key: Any, counter: Any) -> tf.Tensor:
+    return tf.raw_ops.StatelessTruncatedNormalV2(shape=inputs[0], key=key, counter=counter, alg=PHILOX,
+                                                 dtype=attrs["dtype"])
+
+
+def _integers(inputs: Sequence[tf.Tensor], attrs: dict[str, Any], key: Any, counter: Any) -> tf.Tensor:
+    return tf.raw_ops.StatelessRandomUniformIntV2(shape=inputs[0], minval=inputs[1], maxval=inputs[2], key=key,
+                                                  counter=counter, alg=PHILOX)
+
+
+def _shuffled(inputs: Sequence[tf.Tensor], attrs: dict[str, Any], key: Any, counter: Any) -> tf.Tensor:
+    rows = tf.shape(inputs[0])[:1]
+    order = tf.argsort(tf.raw_ops.StatelessRandomUniformFullIntV2(shape=rows, key=key, counter=counter, alg=PHILOX,
+                                                                  dtype=tf.uint64))
+    return tf.gather(inputs[0], order)
+
+
+_STATELESS: dict[str, Callable[..., tf.Tensor]] = {
+    "RandomUniform": _uniform,
+    "RandomStandardNormal": _normal,
+    "TruncatedNormal": _truncated,
+    "RandomUniformInt": _integers,
+    "RandomShuffle": _shuffled,
+}
+
+
+class RandomStreams:
+    """The streams of one strategy, in the order in which random ops were traced.
+
+    Args:
+        strategy: The strategy; with one replica nothing is replaced.
+    """
+
+    def __init__(self, strategy: "Strategy"):
+        self._strategy = strategy
+        self.variables: list[tf.Variable] = []
+
+    def on_op(self, op_type: str, inputs: Sequence[Any], attrs: Any, outputs: Sequence[tf.Tensor],
+              op_name: Any = None, graph: Any = None) -> Sequence[tf.Tensor] | None:
+        """Called for each op of a body as it is made; returns what stands in for its outputs, or None."""
+        if op_type not in _STATELESS and op_type not in _UNSUPPORTED or graph is None:
+            return None
+        scope = replica_scope.current()
+        if scope is None or scope.member.size == 1:
+            return None
+        if op_type in _UNSUPPORTED:
+            raise NotImplementedError(
+                f"`strategy.run`: the step uses the random op {op_type} ({op_name}), which would draw the same numbers "
+                "on every replica. Draw with `tf.random.uniform`, `normal`, `truncated_normal` or `shuffle`, with the "
+                "`tf.random.stateless_*` functions and a seed of the replica's own, or outside of the step.")
+        named = dict(zip(attrs[::2], attrs[1::2]))
+        stream = self._new_stream(named.get("seed", 0), named.get("seed2", 0))
+        state = tf.raw_ops.RngReadAndSkip(resource=stream.handle, alg=PHILOX, delta=_blocks(outputs[0]))
+        counter = tf.bitcast(state[:2], tf.uint64)
+        key = tf.bitcast(state[2:3], tf.uint64)
+        drawn = _STATELESS[op_type](inputs, {"dtype": outputs[0].dtype}, key, counter)
+        drawn.set_shape(outputs[0].shape)
+        return [drawn]
+
+    def _new_stream(self, seed: int, seed2: int) -> tf.Variable:
+        number = len(self.variables)
+        unseeded = seed == 0 and seed2 == 0
+        base = os.urandom(16) if unseeded else f"{seed}/{seed2}/{number}".encode()
+        with tf.init_scope():
+            with self._strategy.scope():
+                stream = tf.Variable(tf.zeros([3], tf.int64), trainable=False, name=f"random_stream_{number}",
+                                     synchronization=tf.VariableSynchronization.ON_READ)
+            for replica, copy in enumerate(stream.values):
+                digest = hashlib.sha256(base + f"/{replica}".encode()).digest()
+                copy.assign([0, 0, int.from_bytes(digest[:8], "little", signed=True)])
+        self.variables.append(stream)
+        return stream
+
+
+def _blocks(output: tf.Tensor) -> tf.Tensor:
+    """How far a draw moves its stream: one Philox block of 128 bits for each element, an upper bound, and 1 more."""
+    return tf.cast(tf.size(output, tf.int64) + 1, tf.uint64) if output.shape.is_fully_defined() else \
+        tf.cast(1 << 40, tf.uint64)

@@ -1,0 +1,122 @@
+"""The replica context: what a step sees of the other replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+import tensorflow as tf
+
+from ..collective import CollectiveOptions, Member, ReduceOp, all_gather, all_reduce
+from . import replica_scope
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+
+class ReplicaContext(tf.distribute.ReplicaContext):
+    """The running replica's view, from `tf.distribute.get_replica_context()` inside `Strategy.run`.
+
+    >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> @tf.function
+    ... def step():
+    ...     context = tf.distribute.get_replica_context()
+    ...     return context.all_reduce("SUM", context.replica_id_in_sync_group + 1)
+    >>> [int(total) for total in strategy.experimental_local_results(strategy.run(step))]
+    [3, 3]
+    """
+
+    def __init__(self, strategy: "Strategy", member: Member, index: int):
+        super().__init__(strategy, index)
+        self._member = member
+
+    @property
+    def replica_id_in_sync_group(self) -> tf.Tensor:
+        """This replica's number in the sync group, an int32 scalar."""
+        rank = self._member.rank
+        return tf.constant(rank, tf.int32) if isinstance(rank, int) else rank
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (self.strategy.extended.worker_devices[self._replica_id],)
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: CollectiveOptions | None = None) -> Any:
+        """Reduces `value` over all replicas; each gets the result.
+
+        Synchronisation: every replica must call, in the same order. Inside `tf.cond` and loops all replicas must take
+        the same branch.
+
+        Args:
+            reduce_op: A `ReduceOp`, `tf.distribute.ReduceOp` or its name.
+            value: A tensor, `tf.IndexedSlices`, or a nest of them of mixed dtypes and shapes; the same on every
+                replica but for the numbers and the row counts of sparse values.
+            options: Overrides the strategy's options.
+
+        Returns:
+            The reduced nest, equal on every replica. Differentiable for SUM and MEAN of dense values.
+
+        Raises:
+            ValueError: A leaf is None, or the op is unknown.
+            TypeError: The op means nothing for a leaf's dtype.
+        """
+        flat = tf.nest.flatten(value)
+        reduced = all_reduce(self._member, ReduceOp.of(reduce_op), flat, self.strategy._options_for(options))
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    def all_gather(self, value: Any, axis: int, options: CollectiveOptions | None = None) -> Any:
+        """Concatenates the replicas' values along `axis`, in the order of the replicas.
+
+        Synchronisation: as `all_reduce`. Sizes along `axis` may differ between replicas, also be 0.
+
+        Args:
+            value: A tensor of rank 1 or more, or a nest of them.
+            axis: The axis to join along; negative values count from the end.
+            options: Accepted for the sake of tf.distribute's signature; must be None or a `CollectiveOptions`.
+
+        Returns:
+            The joined nest, equal on every replica. Differentiable: each replica gets its rows of the summed gradient.
+
+        Raises:
+            ValueError: A scalar, or no such axis.
+            NotImplementedError: A `tf.IndexedSlices` leaf.
+        """
+        self.strategy._options_for(options)
+        return tf.nest.map_structure(lambda leaf: self._gather(leaf, axis), value)
+
+    def _gather(self, tensor: Any, axis: int) -> tf.Tensor:
+        if isinstance(tensor, tf.IndexedSlices):
+            raise NotImplementedError("`all_gather`: got tf.IndexedSlices. Gather the values and the indices apart, or "
+                                      "use `tf.convert_to_tensor` first.")
+        tensor = tf.convert_to_tensor(tensor)
+        if not tensor.dtype.is_floating:
+            return all_gather(self._member, tensor, axis)
+
+        @tf.custom_gradient
+        def gather(operand: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            rows = tf.shape(operand)[axis]
+
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                total, = all_reduce(self._member, ReduceOp.SUM, [upstream], self.strategy.options)
+                counts = all_gather(self._member, tf.reshape(rows, [1]), 0)
+                start = tf.reduce_sum(counts[:self._member.rank])
+                return tf.gather(total, tf.range(start, start + rows), axis=axis)
+
+            return all_gather(self._member, operand, axis), gradient
+
+        return gather(tensor)
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (),
+                   kwargs: dict[str, Any] | None = None) -> Any:
+        """Calls `merge_fn(strategy, *args, **kwargs)` once for all replicas, in cross-replica context.
+
+        In a step that is traced once, `merge_fn` is traced once too: inside it `extended.reduce_to`,
+        `batch_reduce_to` and `update` are this replica's collectives and the update of its own copies.
+
+        Synchronisation: every replica must call.
+        """
+        return super().merge_call(merge_fn, tuple(args), kwargs)
+
+    def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        scope = replica_scope.current()
+        if scope is None or scope.is_traced_once or scope.member.size == 1:
+            return super()._merge_call(merge_fn, args, kwargs)
+        return scope.member.merge(merge_fn, args, kwargs)

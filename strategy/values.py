@@ -1,0 +1,174 @@
+"""Per-replica values: what `Strategy.run` takes apart and puts together.
+
+A `PerReplica` holds one component per local replica. The input pipeline makes them, `run` hands component r to
+replica r (`select`), and gathers what the replicas return (`regroup`). A `Mirrored` value is the same with the
+promise that all components are equal.
+
+    parts = PerReplica((tf.constant([1.0, 2.0]), tf.constant([3.0])))
+    select(0, {"x": parts, "scale": 2.0})  # {"x": <component 0>, "scale": 2.0}
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import tensorflow as tf
+
+from ._tf import CompositeTensor
+
+
+class PerReplica(tf.types.experimental.distributed.PerReplica, CompositeTensor):
+    """One value per local replica, not kept equal.
+
+    A composite tensor, so it passes through `tf.function` as its components do.
+
+    >>> value = lockstep.PerReplica((tf.constant(1), tf.constant(2)))
+    >>> [int(part) for part in value.values]
+    [1, 2]
+
+    Args:
+        values: One component per local replica, in the order of the replicas: tensors, composite tensors, or
+            (outside `tf.function` arguments) any Python objects.
+
+    Raises:
+        ValueError: `values` is empty.
+    """
+
+    def __init__(self, values: Sequence[Any]):
+        self._values = tuple(values)
+        if not self._values:
+            raise ValueError("PerReplica: got no component. Pass one component for each local replica.")
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components, in the order of the local replicas."""
+        return self._values
+
+    @property
+    def _type_spec(self) -> "PerReplicaSpec":
+        return PerReplicaSpec(*(tf.type_spec_from_value(value) for value in self._values))
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        if len(self._values) == 1:
+            return tf.convert_to_tensor(self._values[0], dtype=dtype, name=name)
+        raise ValueError(
+            f"{type(self).__name__}: a value with {len(self._values)} components was used as one tensor. Outside "
+            "`strategy.run` there is no single value. Pass it to `strategy.run(fn, args=(value,))`, combine it with "
+            "`strategy.reduce`, or take it apart with `strategy.experimental_local_results`.")
+
+    def __repr__(self) -> str:
+        lines = ",\n".join(f"  {index}: {value!r}" for index, value in enumerate(self._values))
+        return f"{type(self).__name__}:{{\n{lines}\n}}"
+
+    __str__ = __repr__
+
+
+class PerReplicaSpec(tf.TypeSpec):
+    """Type of a `PerReplica`: the specs of its components."""
+
+    __slots__ = ["_value_specs"]
+
+    def __init__(self, *value_specs: tf.TypeSpec):
+        self._value_specs = tuple(value_specs)
+
+    @property
+    def value_type(self) -> type:
+        return PerReplica
+
+    @property
+    def value_specs(self) -> tuple[tf.TypeSpec, ...]:
+        """The specs of the components, in the order of the local replicas."""
+        return self._value_specs
+
+    def _serialize(self) -> tuple[tf.TypeSpec, ...]:
+        return self._value_specs
+
+    @property
+    def _component_specs(self) -> tuple[tf.TypeSpec, ...]:
+        return self._value_specs
+
+    def _to_components(self, value: PerReplica) -> tuple[Any, ...]:
+        return value.values
+
+    def _from_components(self, components: Sequence[Any]) -> PerReplica:
+        return PerReplica(components)
+
+
+class Mirrored(PerReplica, tf.types.experimental.distributed.Mirrored):
+    """A per-replica value whose components are equal: the result of a reduction to several devices."""
+
+    @property
+    def _type_spec(self) -> "MirroredSpec":
+        return MirroredSpec(*(tf.type_spec_from_value(value) for value in self._values))
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self._values[0], dtype=dtype, name=name)
+
+
+class MirroredSpec(PerReplicaSpec):
+    """Type of a `Mirrored` value."""
+
+    __slots__ = []
+
+    @property
+    def value_type(self) -> type:
+        return Mirrored
+
+    def _from_components(self, components: Sequence[Any]) -> Mirrored:
+        return Mirrored(components)
+
+
+def is_distributed(value: Any) -> bool:
+    """Whether `value` is a per-replica value that `run` takes apart (a replicated variable stays whole)."""
+    return isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable)
+
+
+def components(value: tf.distribute.DistributedValues) -> tuple[Any, ...]:
+    """The components of any per-replica value, ours or TensorFlow's."""
+    return value.values if isinstance(value, PerReplica) else value._values
+
+
+def select(replica: int, structure: Any) -> Any:
+    """Returns `structure` with each per-replica value replaced by its component `replica`."""
+    return map_structure(lambda leaf: components(leaf)[replica] if is_distributed(leaf) else leaf, structure)
+
+
+def regroup(structures: Sequence[Any]) -> Any:
+    """Joins one structure per replica into one structure of per-replica values.
+
+    A leaf that is the same Python object on every replica stays as it is; the copies of one replicated variable
+    collapse to the variable.
+
+    Raises:
+        ValueError: The structures differ in their keys, lengths or types; the message names the replica.
+    """
+    first = structures[0]
+    for replica, other in enumerate(structures[1:], start=1):
+        try:
+            tf.nest.assert_same_structure(first, other, check_types=False)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"`strategy.run`: replica {replica} returned another structure than replica 0: {other!r} against "
+                f"{first!r}. Every replica must return the same keys, lengths and types.") from error
+    flat = [tf.nest.flatten(structure) for structure in structures]
+    return tf.nest.pack_sequence_as(first, [regroup_leaf(leaves) for leaves in zip(*flat, strict=True)])
+
+
+def regroup_leaf(leaves: Sequence[Any]) -> Any:
+    """Joins the replicas' values of one leaf, see `regroup`."""
+    first = leaves[0]
+    if all(leaf is first for leaf in leaves):
+        return first
+    container = getattr(first, "_distributed_container", None)
+    if container is not None and container() is not None:
+        return container()
+    return PerReplica(leaves)
+
+
+def map_structure(fn: Callable[[Any], Any], structure: Any) -> Any:
+    """`tf.nest.map_structure` that keeps a structure it cannot order (mixed dictionary keys) as one leaf."""
+    try:
+        flat = tf.nest.flatten(structure)
+    except TypeError:
+        return fn(structure)
+    return tf.nest.pack_sequence_as(structure, [fn(leaf) for leaf in flat])

@@ -1,0 +1,133 @@
+"""Making replicated variables under `Strategy.scope()`.
+
+A variable that is made while a step is traced (an optimizer's slots, on its first call) is lifted out of the trace and
+made right away, once for all replicas: the step is not traced a second time for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Iterator
+
+import tensorflow as tf
+
+from . import replica_scope
+from ._tf import lift_to_graph
+from .aggregation import check_new_variable
+from .variables import MirroredVariable, ReplicatedVariable, SyncOnReadVariable
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+NextCreator = Callable[..., tf.Variable]
+
+# What `tf.Variable` takes; the creator chain adds more that only TensorFlow's own creators understand.
+_PUBLIC_ARGUMENTS = ("trainable", "validate_shape", "name", "dtype", "constraint", "shape")
+
+# How far up the stack Keras's variable class is looked for: tf.Variable's own creator chain is about this deep.
+_FRAMES_TO_KERAS = 24
+
+
+class _Making(threading.local):
+    copies = False
+
+
+_making = _Making()
+
+
+def create_variable(strategy: "Strategy", next_creator: NextCreator, **kwargs: Any) -> tf.Variable:
+    """Makes one variable with a copy on each of the strategy's devices, equal at the start.
+
+    Args:
+        strategy: The strategy in whose scope the variable is made.
+        next_creator: The next creator in TensorFlow's chain.
+        **kwargs: What the chain passes on; `synchronization` and `aggregation` choose the kind.
+    """
+    if _making.copies:
+        return next_creator(**kwargs)
+    synchronization = kwargs.pop("synchronization", None) or tf.VariableSynchronization.AUTO
+    aggregation = kwargs.pop("aggregation", None) or tf.VariableAggregation.NONE
+    kwargs.pop("colocate_with", None)
+    kwargs.pop("distribute_strategy", None)
+    name = kwargs.get("name") or "Variable"
+    dtype = kwargs.get("dtype")
+    check_new_variable(name, synchronization, aggregation, None if dtype is None else tf.as_dtype(dtype))
+    if kwargs.get("trainable") is None:
+        kwargs["trainable"] = synchronization is not tf.VariableSynchronization.ON_READ
+    made_by_keras = _called_from_keras()
+
+    def make() -> ReplicatedVariable:
+        with _making_copies():
+            copies = _make_copies(strategy, next_creator, kwargs)
+        check_new_variable(copies[0].name, synchronization, aggregation, copies[0].dtype)
+        kind = SyncOnReadVariable if synchronization is tf.VariableSynchronization.ON_READ else MirroredVariable
+        return kind(strategy, copies, aggregation, made_by_keras)
+
+    scope = replica_scope.current()
+    if scope is not None and not scope.is_traced_once and scope.member.size > 1:
+        return scope.member.once(make)  # Replicas that run one by one share the variable that the first one asks for.
+    return make()
+
+
+def _make_copies(strategy: "Strategy", next_creator: NextCreator, kwargs: dict[str, Any]) -> list[tf.Variable]:
+    if tf.executing_eagerly():
+        creator, arguments = next_creator, dict(kwargs)
+    else:
+        creator, arguments = tf.Variable, {key: kwargs[key] for key in _PUBLIC_ARGUMENTS if key in kwargs}
+        arguments["initial_value"] = _lifted(kwargs.get("initial_value"), kwargs.get("name"))
+    copies: list[tf.Variable] = []
+    with tf.init_scope():
+        name = _base_name(arguments.get("name"))
+        for index, device in enumerate(strategy.extended.worker_devices):
+            if index:
+                # The first copy's value, not the initializer again: that could draw other random numbers.
+                arguments["initial_value"] = copies[0].read_value()
+                arguments["name"] = f"{name}/replica_{index}"
+            with tf.device(device):
+                copies.append(creator(**arguments))
+    return copies
+
+
+def _base_name(name: str | None) -> str:
+    return (name or "Variable").split(":")[0].rstrip("/")
+
+
+def _lifted(initial_value: Any, name: str | None) -> Any:
+    """An initial value that can be computed outside of the trace in which it was written."""
+    if getattr(initial_value, "graph", None) is None or not tf.is_tensor(initial_value):
+        return initial_value
+
+    def recompute() -> tf.Tensor:
+        with tf.init_scope():
+            return tf.function(lambda: lift_to_graph([initial_value], tf.compat.v1.get_default_graph())
+                               [initial_value])()
+
+    try:
+        return recompute()
+    except Exception as error:
+        raise ValueError(
+            f"Variable {name!r}: its initial value depends on the inputs of the step in which it is made "
+            f"({initial_value.name}). Variables are made once, before the step runs. Make it from constants, or pass a "
+            "function as the initial value.") from error
+
+
+def _called_from_keras() -> bool:
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES_TO_KERAS):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_globals.get("__name__", "").startswith("keras.src.backend."):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _making_copies() -> Iterator[None]:
+    _making.copies = True
+    try:
+        yield
+    finally:
+        _making.copies = False
