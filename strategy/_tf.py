@@ -13,7 +13,10 @@ from tensorflow.core.function.polymorphism.function_type import from_structured_
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.core.converter import ConversionOptions, STANDARD_OPTIONS
 from tensorflow.python.autograph.impl.api import tf_convert
+from tensorflow.python.autograph.operators.control_flow import for_loop_registry, for_stmt
+from tensorflow.python.autograph.operators.py_builtins import enumerate_registry
 from tensorflow.python.eager.lift_to_graph import lift_to_graph
+from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 from tensorflow.python.framework import op_callbacks
@@ -26,7 +29,8 @@ OpCallback = Callable[..., Sequence[tf.Tensor] | None]
 
 __all__ = [
     "CompositeTensor", "ConcreteFunction", "CoreTensor", "FuncGraph", "PolymorphicFunction", "call_flat",
-    "callbacks_on_ops", "concrete_function", "convert_with_autograph", "lift_to_graph", "trace_into",
+    "callbacks_on_ops", "concrete_function", "convert_with_autograph", "enumerate_registry", "for_loop_registry", "for_stmt",
+    "lift_to_graph", "trace_into",
     "written_resources",
 ]
 
@@ -80,3 +84,20 @@ def callbacks_on_ops(callback: OpCallback) -> Iterator[None]:
 def written_resources(op: tf.Operation) -> list[tf.Tensor]:
     """The op's resource inputs that it may change."""
     return list(get_read_write_resource_inputs(op)[1])
+
+
+_make_function_context = function_context.make_function_context
+
+
+def traces_apart_by(token: Callable[[], Any]) -> None:
+    """Makes `tf.function` keep traces apart by what `token()` returns at the call, on top of all that it looks at.
+
+    A nested tf.function captures what belongs to the strategy whose step it is traced in. TensorFlow looks at the
+    graph, the devices and the kind of context of a call, but not at which strategy is running.
+    """
+    def make_function_context(scope_type: Any = None) -> Any:
+        made = _make_function_context(scope_type)
+        extra = token()
+        return made if extra is None else made._replace(scope_type=(made.scope_type, extra))
+
+    function_context.make_function_context = make_function_context

@@ -36,8 +36,9 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     Synchronisation: none, each process reads its own data.
 
+    >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> dataset = tf.data.Dataset.range(6).batch(3)
-    >>> for batch in DistributedDataset(dataset, devices=["CPU:0", "CPU:1"]):
+    >>> for batch in strategy.experimental_distribute_dataset(dataset):
     ...     print([part.numpy().tolist() for part in batch.values])
     [[0, 1], [2]]
     [[3, 4], [5]]
@@ -62,7 +63,9 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     def __init__(self, dataset: tf.data.Dataset, devices: Sequence[str],
                  options: tf.distribute.InputOptions | None = None, *, per_replica_batches: bool = False):
-        where = "`distribute_datasets_from_function`" if per_replica_batches else "`experimental_distribute_dataset`"
+        where = "`experimental_distribute_dataset`"
+        if per_replica_batches:
+            where = "`distribute_datasets_from_function`"
         _check_dataset(dataset, where)
         options = _checked_options(options, where)
         if not devices:
@@ -79,8 +82,8 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         self._buffer_size = buffer_size
 
     @classmethod
-    def from_function(cls, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], devices: Sequence[str],
-                      options: tf.distribute.InputOptions | None = None,
+    def from_function(cls, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+                      devices: Sequence[str], options: tf.distribute.InputOptions | None = None,
                       input_context: tf.distribute.InputContext | None = None) -> "DistributedDataset":
         """Distributes per-replica batches: n consecutive elements make one step of n replicas.
 
@@ -100,8 +103,8 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         """
         if not callable(dataset_fn):
             raise TypeError(
-                f"`distribute_datasets_from_function`: `dataset_fn` is {_named(dataset_fn)}. It must be a function of a "
-                "`tf.distribute.InputContext` that returns a dataset. Pass a dataset to "
+                f"`distribute_datasets_from_function`: `dataset_fn` is {_named(dataset_fn)}. It must be a function "
+                "of a `tf.distribute.InputContext` that returns a dataset. Pass a dataset itself to "
                 "`experimental_distribute_dataset`.")
         if input_context is None:
             input_context = tf.distribute.InputContext(
@@ -167,8 +170,8 @@ def _check_dataset(dataset: Any, where: str) -> None:
     if isinstance(dataset, tf.data.Dataset):
         return
     if isinstance(dataset, tf.distribute.DistributedDataset):
-        raise TypeError(f"{where}: the dataset is distributed already. A dataset can be distributed once. Use it as it "
-                        "is, or pass the `tf.data.Dataset` it was made of.")
+        raise TypeError(f"{where}: the dataset is distributed already. A dataset can be distributed once. Use it as "
+                        "it is, or pass the `tf.data.Dataset` it was made of.")
     if isinstance(dataset, tf.data.Iterator):
         fix = "Pass the dataset and not an iterator over it."
     elif callable(dataset):
@@ -188,16 +191,16 @@ def _checked_options(options: Any, where: str) -> tf.distribute.InputOptions:
         raise TypeError(f"{where}: `options` is {_named(options)}. Expected a `tf.distribute.InputOptions` or None.")
     if options.experimental_replication_mode != tf.distribute.InputReplicationMode.PER_WORKER:
         raise NotImplementedError(
-            f"{where}: `experimental_replication_mode` is {options.experimental_replication_mode}. One pipeline feeds "
-            "all replicas of a process, so that each element is read once. Use PER_WORKER.")
+            f"{where}: `experimental_replication_mode` is {options.experimental_replication_mode}. One pipeline "
+            "feeds all replicas of a process, so that each element is read once. Use PER_WORKER.")
     if options.experimental_place_dataset_on_device:
         raise NotImplementedError(
-            f"{where}: `experimental_place_dataset_on_device` is True. Datasets run on the host, and their elements are "
-            "copied to the devices. Leave it out.")
+            f"{where}: `experimental_place_dataset_on_device` is True. Datasets run on the host, and their elements "
+            "are copied to the devices. Leave it out.")
     size = options.experimental_per_replica_buffer_size
     if not isinstance(size, int) or size < 0:
-        raise ValueError(f"{where}: `experimental_per_replica_buffer_size` is {size!r}. Expected a number of steps to "
-                         "prepare ahead, 0 for none.")
+        raise ValueError(f"{where}: `experimental_per_replica_buffer_size` is {size!r}. Expected a number of steps "
+                         "to prepare ahead, 0 for none.")
     return options
 
 

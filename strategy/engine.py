@@ -21,7 +21,7 @@ from . import replica_scope
 from ._tf import PolymorphicFunction, convert_with_autograph
 from .arguments import Arguments, DifferentObjectsError
 from .body import trace_body
-from .function_key import Closure, Keys
+from .function_key import Closure, Keys, closure_keys
 from .launch import Launch
 from .launch_errors import naming_the_replica
 from .one_by_one import run_one_by_one
@@ -45,6 +45,7 @@ class Engine:
         self._strategy = strategy
         self._cache: collections.OrderedDict[Any, list[tuple[Sequence[tf.TypeSpec], Launch, list[Any]]]] = \
             collections.OrderedDict()
+        self._changed_by_tracing: set[Any] = set()
         self._tracing = threading.RLock()
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -89,12 +90,11 @@ class Engine:
         except DifferentObjectsError:
             self._say_once_per_replica(python_function)
             return run_one_by_one(self._strategy, function, args, kwargs)
-        keys = Keys()
-        key = (keys.of_function(python_function), arguments.static_key(keys), with_autograph)
         with self._tracing:
+            key, kept = self._key(python_function, arguments, with_autograph)
             launch = self._find(key, arguments.signature)
             if launch is None:
-                launch = self._trace(key, keys, python_function, arguments, with_autograph)
+                launch = self._trace(key, kept, python_function, arguments, with_autograph)
         with naming_the_replica(self._strategy):
             return self._call(launch, arguments)
 
@@ -111,22 +111,31 @@ class Engine:
                 return launch
         return None
 
-    def _trace(self, key: Any, keys: Keys, function: Callable[..., Any], arguments: Arguments,
+    def _key(self, function: Callable[..., Any], arguments: Arguments, with_autograph: bool) -> tuple[Any, list[Any]]:
+        keys = Keys(self._changed_by_tracing)
+        return (keys.of_function(function), arguments.static_key(keys), with_autograph), [*keys.kept, function]
+
+    def _trace(self, key: Any, kept: list[Any], function: Callable[..., Any], arguments: Arguments,
                with_autograph: bool) -> Launch:
         """Traces a new body. The second signature of a function is widened to cover the first: two traces in all."""
-        traces = self._cache.setdefault(key, [])
+        traces = self._cache.pop(key, [])
         signature = arguments.signature
         if traces:
             wider = [spec.most_specific_common_supertype([other]) for spec, other in zip(signature, traces[-1][0])]
             if None not in wider:
                 signature = tuple(wider)
+        closure_before = closure_keys(function)
         body = trace_body(self._strategy, _name(function), function, arguments.with_signature(signature),
                           with_autograph)
-        launch = Launch(self._strategy, body)
-        traces.append((signature, launch, [*keys.kept, function]))
+        traces.append((signature, Launch(self._strategy, body), kept))
+        self._changed_by_tracing |= {name for name, value in closure_keys(function).items()
+                                     if value != closure_before[name]}
+        # What the trace itself has changed is no longer part of the key.
+        key, _ = self._key(function, arguments, with_autograph)
+        self._cache.setdefault(key, []).extend(traces)
         while len(self._cache) > MAX_LAUNCHES:
             self._cache.popitem(last=False)
-        return launch
+        return traces[-1][1]
 
     def _call(self, launch: Launch, arguments: Arguments) -> Any:
         return launch([arguments.tensors_of(replica) for replica in range(self._num_local)])
@@ -150,7 +159,7 @@ def _is_tf_function(function: Callable[..., Any]) -> bool:
 def _python_function(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     """The Python function to trace, and whether autograph converts it."""
     if isinstance(function, PolymorphicFunction):
-        if function._jit_compile or function.input_signature is not None:
+        if function._jit_compile or function.input_signature:
             return function, False  # Called as it is, inside the body: it keeps its own options.
         return function.python_function, bool(function._autograph)
     return function, False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Collection, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -72,13 +72,18 @@ class Keys:
     Numbers, strings and containers of them count by value, functions by their code and closure, everything else by
     identity.
 
+    Args:
+        ignored: Closure values that count for nothing, as `closure_keys` names them: what a step changes while it is
+            traced (a counter of its traces) is no part of the program.
+
     Attributes:
         kept: The objects that a key refers to by identity. Whoever keeps the key keeps these, so that no other object
             takes their place in memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ignored: Collection[Any] = ()) -> None:
         self.kept: list[Any] = []
+        self._ignored = ignored
 
     def of_function(self, function: Callable[..., Any], depth: int = 0) -> Any:
         """The key of a function. At depth 0 the tensors in its closure are left out: they are lifted."""
@@ -91,8 +96,8 @@ class Keys:
             return ("method", self.of_function(function.__func__, depth), self.of(function.__self__, _MAX_DEPTH))
         if not isinstance(function, types.FunctionType):
             return self._identity(function)
-        cells = [_contents(cell) for cell in function.__closure__ or ()]
-        closure = tuple("lifted" if depth == 0 and _is_lifted(value) else self.of(value, depth + 1) for value in cells)
+        closure = tuple("lifted" if depth == 0 and _is_lifted(value) else self.of(value, depth + 1)
+                        for name, value in _closure_of(function).items() if name not in self._ignored)
         return ("function", function.__module__, function.__code__, self.of(function.__defaults__, depth + 1),
                 self.of(function.__kwdefaults__, depth + 1), closure)
 
@@ -115,3 +120,16 @@ class Keys:
     def _identity(self, value: Any) -> Any:
         self.kept.append(value)
         return ("object", id(value))
+
+
+def _closure_of(function: types.FunctionType) -> dict[Any, Any]:
+    """What a function closes over, by (code, name)."""
+    names = function.__code__.co_freevars
+    return {(function.__code__, name): _contents(cell) for name, cell in zip(names, function.__closure__ or ())}
+
+
+def closure_keys(function: Callable[..., Any]) -> dict[Any, Any]:
+    """The keys of a function's closure values, by (code, name); empty for what has no closure."""
+    if not isinstance(function, types.FunctionType):
+        return {}
+    return {name: "lifted" if _is_lifted(value) else Keys().of(value) for name, value in _closure_of(function).items()}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Iterator
 import tensorflow as tf
 
 from ..collective import Member
+from ._tf import traces_apart_by
 
 if TYPE_CHECKING:
     from .base import Strategy
@@ -87,3 +88,14 @@ def updating(index: int) -> Iterator[None]:
         yield
     finally:
         _state.updated_index = before
+
+
+def _trace_token() -> object:
+    """What a nested tf.function's trace belongs to: the replica that runs it, all replicas of a strategy being one."""
+    scope = _state.scope
+    if scope is None:
+        return None
+    return (id(scope.strategy), scope.is_traced_once, scope.index, _state.updated_index)
+
+
+traces_apart_by(_trace_token)

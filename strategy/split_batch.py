@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 _BATCH_IT = "Batch the dataset with `.batch(global_batch_size)` before distributing it."
+_NONE_SPEC = type(tf.type_spec_from_value(None))
 _LEAF_SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
@@ -41,7 +42,7 @@ def split_batch(batch: Any, num_replicas: int) -> tuple[Any, ...]:
         tf.errors.InvalidArgumentError: The same two, where only running tells (unknown rank, unknown rows).
     """
     leaves = tf.nest.flatten(batch)
-    check_batch_spec([None if leaf is None else tf.type_spec_from_value(leaf) for leaf in leaves], "`split_batch`")
+    check_batch_spec(tf.nest.map_structure(tf.type_spec_from_value, batch), "`split_batch`")
     rows = checked_rows(leaves)
     if num_replicas == 1:
         return (batch,)
@@ -50,7 +51,8 @@ def split_batch(batch: Any, num_replicas: int) -> tuple[Any, ...]:
         rows = tf.compat.v1.placeholder_with_default(tf.constant(rows, tf.int64), shape=[])
     bounds = part_bounds(rows, num_replicas)
     return tuple(
-        tf.nest.pack_sequence_as(batch, [slice_rows(leaf, start, limit) for leaf in leaves]) for start, limit in bounds)
+        tf.nest.pack_sequence_as(batch, [slice_rows(leaf, start, limit) for leaf in leaves])
+        for start, limit in bounds)
 
 
 def part_bounds(rows: int | tf.Tensor, num_replicas: int) -> list[tuple[Any, Any]]:
@@ -115,8 +117,8 @@ def check_batch_spec(spec: Any, where: str) -> None:
             counts.add(leaf.shape[0])
     if len(counts) > 1:
         raise ValueError(
-            f"{where}: the tensors of one element have {sorted(counts)} rows, in {spec}. All must have the same number, "
-            f"one row for each example. {_BATCH_IT}")
+            f"{where}: the tensors of one element have {sorted(counts)} rows, in {spec}. All must have the same "
+            f"number, one row for each example. {_BATCH_IT}")
 
 
 def check_row_specs(spec: Any, where: str) -> None:
@@ -128,12 +130,13 @@ def check_row_specs(spec: Any, where: str) -> None:
     """
     leaves = [leaf for leaf in tf.nest.flatten(spec) if not is_none(leaf)]
     if not leaves:
-        raise ValueError(f"{where}: elements of {spec} hold no tensor. There must be one to split. Check the dataset.")
+        raise ValueError(
+            f"{where}: elements of {spec} hold no tensor. There must be one to split. Check the dataset.")
     for leaf in leaves:
         if not isinstance(leaf, _LEAF_SPECS):
             raise TypeError(
-                f"{where}: an element holds {leaf}. Only dense, ragged and sparse tensors can be split into rows. Turn "
-                "it into one of them with `.map(...)`.")
+                f"{where}: an element holds {leaf}. Only dense, ragged and sparse tensors can be split into rows. "
+                "Turn it into one of them with `.map(...)`.")
 
 
 def checked_rows(leaves: list[Any]) -> int | tf.Tensor:
@@ -154,9 +157,9 @@ def checked_rows(leaves: list[Any]) -> int | tf.Tensor:
     return first
 
 
-def is_none(spec: Any) -> bool:
+def is_none(spec: tf.TypeSpec) -> bool:
     """Whether `spec` stands for None in a dataset's element."""
-    return spec is None or spec.value_type is type(None)
+    return isinstance(spec, _NONE_SPEC)
 
 
 def _num_rows(leaf: Any) -> tf.Tensor:
@@ -168,8 +171,8 @@ def _num_rows(leaf: Any) -> tf.Tensor:
     if leaf.shape.rank is not None:
         return shape[0]
     check = tf.debugging.Assert(tf.rank(leaf) > 0, [
-        "DistributedDataset: an element holds a scalar. A global batch is split along its first dimension, and a scalar "
-        "has none. " + _BATCH_IT])
+        "DistributedDataset: an element holds a scalar. A global batch is split along its first dimension, and a "
+        "scalar has none. " + _BATCH_IT])
     with tf.control_dependencies([check] if check is not None else []):
         return tf.identity(shape)[0]
 
@@ -178,9 +181,9 @@ def _without_rows(leaf: Any) -> Any:
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank not in (None, 0):
         return slice_rows(leaf, 0, 0)
     check = tf.debugging.Assert(tf.rank(leaf) > 0, [
-        "DistributedDataset: the dataset ended in the middle of a step, and the replicas that are left without an element "
-        "cannot get one of zero rows, because the elements hold scalars. Every replica needs an element in every step. "
-        "Batch the dataset in `dataset_fn`, or let its length be a multiple of the number of replicas."])
+        "DistributedDataset: the dataset ended in the middle of a step, and the replicas that are left without an "
+        "element cannot get one of zero rows, because the elements hold scalars. Every replica needs an element in "
+        "every step. Batch the dataset in `dataset_fn`, or let its length be a multiple of the number of replicas."])
     with tf.control_dependencies([check] if check is not None else []):
         leaf = tf.identity(leaf)
     return leaf if leaf.shape.rank == 0 else leaf[:0]

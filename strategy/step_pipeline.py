@@ -19,7 +19,7 @@ from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
-from .split_batch import relaxed_rows, split_batch, without_rows
+from .split_batch import is_none, relaxed_rows, split_batch, without_rows
 from .values import PerReplica, PerReplicaSpec
 
 
@@ -34,7 +34,7 @@ def split_steps(dataset: tf.data.Dataset, num_replicas: int, buffer_size: int) -
     def split(batch: Any) -> Any:
         nonlocal spec
         element = _per_replica(split_batch(batch, num_replicas))
-        spec = tf.nest.map_structure(_spec_of, element)
+        spec = tf.nest.map_structure(tf.type_spec_from_value, element)
         return element
 
     steps = _scan_flat(_prefetched(dataset, buffer_size), split)
@@ -85,7 +85,7 @@ def grouped_steps(dataset: tf.data.Dataset, num_replicas: int, buffer_size: int)
     steps = _prefetched(_scan_flat(wrapped, lambda element: unwrap(element[0])), buffer_size)
     part_spec = spec if complete else relaxed_rows(spec)
     element_spec = tf.nest.map_structure(
-        lambda leaf: leaf if leaf.value_type is type(None) else PerReplicaSpec(*[leaf] * num_replicas), part_spec)
+        lambda leaf: leaf if is_none(leaf) else PerReplicaSpec(*[leaf] * num_replicas), part_spec)
     return steps, element_spec
 
 
@@ -104,10 +104,6 @@ def _per_replica(parts: Sequence[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
     return tf.nest.map_structure(lambda *leaves: None if leaves[0] is None else PerReplica(leaves), *parts)
-
-
-def _spec_of(leaf: Any) -> Any:
-    return None if leaf is None else tf.type_spec_from_value(leaf)
 
 
 def _prefetched(dataset: tf.data.Dataset, buffer_size: int) -> tf.data.Dataset:

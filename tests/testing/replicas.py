@@ -1,0 +1,35 @@
+"""Strategies and values for tests."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import tensorflow as tf
+
+import lockstep
+
+
+def mirrored(num_replicas: int, **options: Any) -> lockstep.MirroredStrategy:
+    """A strategy of `num_replicas` logical CPUs."""
+    return lockstep.MirroredStrategy([f"CPU:{index}" for index in range(num_replicas)],
+                                     lockstep.CollectiveOptions(**options) if options else None)
+
+
+def split_rows(strategy: lockstep.Strategy, rows: Sequence[Any], dtype: Any = tf.float32) -> Any:
+    """A batch's rows split over the replicas, sizes differing by at most one."""
+    size = strategy.num_replicas_in_sync
+    tensor = tf.convert_to_tensor(rows, dtype)
+    sizes = [len(rows) // size + (index < len(rows) % size) for index in range(size)]
+    parts = tf.split(tensor, sizes)
+    return parts[0] if size == 1 else lockstep.PerReplica(parts)
+
+
+def values_of(strategy: lockstep.Strategy, value: Any) -> list[Any]:
+    """What each replica has, as Python lists and numbers."""
+    return [part.numpy().tolist() if hasattr(part, "numpy") else part
+            for part in strategy.experimental_local_results(value)]
+
+
+def replica_context() -> Any:
+    """The current replica context."""
+    return tf.distribute.get_replica_context()
