@@ -7,7 +7,7 @@ from typing import Sequence
 import tensorflow as tf
 
 from .buckets import num_bytes
-from .member import Exchange, Member
+from .member import Exchange, Member, Parts
 
 
 def _what(kind: str, tensor: tf.Tensor, name: str = "") -> Exchange:
@@ -79,15 +79,13 @@ def agree(member: Member, tensor: tf.Tensor, name: str, advice: str) -> tf.Tenso
     if member.size == 1:
         return tensor
 
-    def first_if_equal(parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-        tensors = [part for part, in parts]
-        same = [same_bits(tensors[0], other) for other in tensors[1:]]
-        check = tf.debugging.Assert(tf.reduce_all(tf.stack(same)),
-                                    [f"{name}: the replicas' values differ. By rank:", *tensors, advice], summarize=4)
-        with tf.control_dependencies([check] if check is not None else []):
-            return [tf.identity(tensors[0])]
+    def differences(parts: Parts) -> tf.Tensor:
+        same = tf.reduce_all(tf.stack([same_bits(parts[0][0], other) for other, in parts[1:]]))
+        shown = tf.strings.join([tf.strings.format("{}", part, summarize=3) for part, in parts], separator=", ")
+        return tf.cond(same, lambda: tf.constant(""), lambda: tf.strings.join(
+            [f"{name}: the replicas' values differ. By rank: ", shown, f". {advice}"]))
 
-    agreed, = member.exchange([tensor], first_if_equal, _what("agree", tensor, name))
+    agreed, = member.exchange([tensor], lambda parts: parts[0], _what("agree", tensor, name), verdict=differences)
     agreed.set_shape(tensor.shape)
     return agreed
 

@@ -13,6 +13,9 @@ Tensors pass by reference, so the result is shared and nothing is copied. A queu
 for each list of dtypes (a `Channel`). Automatic control dependencies keep the exchanges of one channel in program
 order; exchanges of different channels are free to overlap.
 
+When a replica fails, TensorFlow cancels the others, and may report a cancellation instead of the cause. So an exchange
+that fails writes the cause in the group's list of problems first, where the launch finds it.
+
 Each element carries the text of its `Exchange` as a tag. Replicas that disagree on a branch meet in different
 exchanges: the tags differ, and the step fails with both texts instead of adding unrelated numbers. A replica whose step
 ends while others wait sends `ENDED` (the launch does, see `Queues.send_ended`).
@@ -27,7 +30,7 @@ import tensorflow as tf
 
 from . import _tf
 from .copies import Copies
-from .member import Combine, Exchange, Member
+from .member import Combine, Exchange, Member, Verdict
 
 ENDED = "end of the step"
 MISMATCH = "Replicas met in different collectives"
@@ -84,6 +87,8 @@ class Queues:
         with tf.init_scope(), tf.device("CPU:0"):
             # Held by a launch while its bodies run: launches of one group follow each other, from any thread.
             self.mutex = tf.raw_ops.MutexV2(shared_name=f"{name}/mutex")
+            self._problems = tf.raw_ops.FIFOQueueV2(component_types=[tf.string], shared_name=f"{name}/problems")
+            self._problems._lockstep_queue = True
 
     def channel(self, dtypes: Sequence[tf.DType]) -> Channel:
         """The channel for elements of these dtypes."""
@@ -97,6 +102,26 @@ class Queues:
         held = {id(capture) for capture in captures}
         return [channel for channel in self._channels.values()
                 if held & {id(channel.own_inward.handles[0]), id(channel.own_outward.handles[0])}]
+
+    def fail_with(self, problem: tf.Tensor) -> tf.Operation:
+        """An op that fails the step and keeps the cause, unless `problem`, a string scalar, is empty."""
+        is_fine = tf.equal(problem, "")
+
+        def keep() -> tf.Tensor:
+            tf.raw_ops.QueueEnqueueV2(handle=self._problems, components=[problem])
+            return tf.constant(0)
+
+        kept = tf.cond(is_fine, lambda: tf.constant(0), keep)
+        with tf.control_dependencies([kept]):
+            return tf.debugging.Assert(is_fine, [problem])
+
+    def take_problems(self) -> list[str]:
+        """The causes of what has failed since the last call, oldest first."""
+        found = []
+        while int(tf.raw_ops.QueueSizeV2(handle=self._problems)):
+            problem, = tf.raw_ops.QueueDequeueV2(handle=self._problems, component_types=[tf.string])
+            found.append(problem.numpy().decode())
+        return found
 
     @staticmethod
     def drain(channels: Sequence[Channel]) -> list[tf.Operation]:
@@ -146,7 +171,7 @@ class QueueMember(Member):
         return next(_instance_keys)
 
     def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
-                 result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
+                 result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
         dtypes = [tensor.dtype for tensor in tensors]
         inward = self._queues.channel(dtypes)
         outward = self._queues.channel(dtypes if result_dtypes is None else result_dtypes)
@@ -154,7 +179,10 @@ class QueueMember(Member):
 
         def reduce() -> tf.Tensor:
             parts, tags = zip(*(inward.take(queue) for queue in inward.inward))
-            with tf.control_dependencies([check_tags(tags, tag)]):
+            problem = mismatch(tags, tag)
+            if verdict is not None:
+                problem = tf.cond(tf.equal(problem, ""), lambda: verdict(parts), lambda: problem)
+            with tf.control_dependencies([self._queues.fail_with(problem)]):
                 results = [tf.identity(result) for result in combine(parts)]
             for queue in outward.outward:
                 outward.put(queue, results, tag)
@@ -165,12 +193,12 @@ class QueueMember(Member):
             _tf.annotate(put, what.to_json())
             tf.cond(tf.equal(self.rank, 0), reduce, lambda: tf.constant(0))
             results, received = outward.take(outward.own_outward.handles[0])
-            with tf.control_dependencies([check_tags([received], tag)]):
+            with tf.control_dependencies([self._queues.fail_with(mismatch([received], tag))]):
                 return [tf.identity(result) for result in results]
 
 
-def check_tags(tags: Sequence[tf.Tensor], expected: str) -> tf.Operation:
-    """An op that fails, naming every replica's collective, unless all tags are the expected one."""
-    stacked = tf.stack(list(tags))
-    return tf.debugging.Assert(tf.reduce_all(tf.equal(stacked, expected)),
-                               [f"{MISMATCH}. Expected {expected!r}, got by rank:", stacked], summarize=64)
+def mismatch(tags: Sequence[tf.Tensor], expected: str) -> tf.Tensor:
+    """A text that names every replica's collective, or "" where all tags are the expected one."""
+    same = tf.reduce_all(tf.equal(tf.stack(list(tags)), expected))
+    return tf.cond(same, lambda: tf.constant(""), lambda: tf.strings.join(
+        [f"{MISMATCH}: ", tf.strings.reduce_join(tf.stack(list(tags)), separator="; "), f"; expected: {expected}"]))

@@ -18,7 +18,9 @@ from typing import Callable, Sequence
 
 import tensorflow as tf
 
-Combine = Callable[[Sequence[Sequence[tf.Tensor]]], Sequence[tf.Tensor]]
+Parts = Sequence[Sequence[tf.Tensor]]
+Combine = Callable[[Parts], Sequence[tf.Tensor]]
+Verdict = Callable[[Parts], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Member:
         raise NotImplementedError(f"{type(self).__name__}.rank")
 
     def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
-                 result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
+                 result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
         """Hands over `tensors`, and returns what `combine` makes of everybody's.
 
         Synchronisation: every member must call, in the same order, with the same number and dtypes of tensors.
@@ -88,6 +90,8 @@ class Member:
             combine: Turns the members' lists, by rank, into the results that all share.
             what: Says what this exchange is.
             result_dtypes: The dtypes of the results, those of `tensors` if None.
+            verdict: Looks at the members' lists and returns a string scalar: "" if all is well, else why the step
+                fails.
         """
         raise NotImplementedError(f"{type(self).__name__}.exchange")
 
@@ -109,5 +113,5 @@ class SoloMember(Member):
         return 0
 
     def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
-                 result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
+                 result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
         return list(combine([tensors]))

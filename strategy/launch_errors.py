@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .base import Strategy
 
 _CALL = re.compile(r"\breplica_(\d+)/")
-_DEVICE = re.compile(r"/device:(\w+):(\d+)")
 
 
 @contextlib.contextmanager
@@ -28,16 +27,19 @@ def naming_the_replica(strategy: "Strategy") -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        message = error.message or ""
+        problems = strategy.extended.queues.take_problems()
+        message = problems[0] if problems else error.message or ""
         if MISMATCH in message:
             text = message[message.index(MISMATCH):].split("\n")[0]
             raise CollectiveMismatchError(
                 f"`strategy.run`: {text}. All replicas must call the same collectives in the same order: move the call "
                 "out of the branch that depends on the replica.") from error
+        if problems:
+            raise tf.errors.InvalidArgumentError(error.node_def, error.op, message) from error
         replica = _CALL.search(message)
         if replica is None or isinstance(error, tf.errors.OutOfRangeError):
             raise
         index = int(replica.group(1))
         device = strategy.extended.worker_devices[index]
-        raise type(error)(error.node_def, error.op, f"`strategy.run`: replica {index} ({device}) raised: {message}",
-                          ) from error
+        raise type(error)(error.node_def, error.op,
+                          f"`strategy.run`: replica {index} ({device}) raised: {message}") from error

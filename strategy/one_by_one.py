@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 import tensorflow as tf
 
 from ..collective import CollectiveMismatchError, Exchange, Member
-from ..collective.member import Combine
+from ..collective.member import Combine, Verdict
 from . import replica_scope
 from .replica_context import ReplicaContext
 from .values import regroup, select
@@ -164,10 +164,13 @@ class OneByOneMember(Member):
         return self._replica._index
 
     def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
-                 result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
+                 result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
         self._check_not_inside_function(what.kind)
 
         def serve(parts: list[Any]) -> list[Any]:
+            if verdict is not None:
+                problem = verdict(parts)
+                tf.debugging.Assert(tf.equal(problem, ""), [problem])
             return [list(combine(parts))] * self.size
 
         label = f"{what.kind} {what.op} of {len(tensors)} {what.dtype} tensor{'s' * (len(tensors) != 1)}"

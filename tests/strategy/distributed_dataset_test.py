@@ -56,7 +56,8 @@ def test_drop_remainder_drops_rows_of_the_dataset_only(num_replicas):
 def test_nests_of_ragged_sparse_string_and_none_keep_their_structure(num_replicas):
     def element(rows):
         return {
-            "pair": Pair(tf.RaggedTensor.from_row_lengths(tf.repeat(rows, rows), rows), (tf.strings.as_string(rows),)),
+            "pair": Pair(
+                tf.RaggedTensor.from_row_lengths(tf.repeat(rows, rows), rows), (tf.strings.as_string(rows),)),
             "sparse": tf.sparse.from_dense(rows[:, tf.newaxis] + 1),
             "none": None}
 
@@ -306,7 +307,8 @@ def test_per_replica_batches_may_be_of_any_size_and_nest():
 
 def test_per_replica_batches_keep_static_rows_where_no_replica_can_go_without():
     rows = tf.data.Dataset.range(8).batch(2, drop_remainder=True)
-    for dataset, expected in ((rows, 2), (rows.repeat(), 2), (rows.take(3), None), (rows.filter(lambda r: True), None)):
+    unknown = rows.filter(lambda row: True)
+    for dataset, expected in ((rows, 2), (rows.repeat(), 2), (rows.take(3), None), (unknown, None)):
         spec = DistributedDataset.from_function(lambda context: dataset, cpus(2)).element_spec
         assert [part.shape.as_list() for part in spec.value_specs] == [[expected]] * 2
 

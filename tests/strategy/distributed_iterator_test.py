@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from testing.replicas import mirrored
 
 from lockstep.strategy.distributed_dataset import DistributedDataset
+from testing.replicas import mirrored
 
 REPLICAS = (1, 2, 3, 4, 7)
 
