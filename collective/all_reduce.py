@@ -13,7 +13,7 @@ What each algorithm costs a replica that hands over S bytes in a group of n:
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Callable, Sequence, TypeAlias
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ from .member import Exchange, Member
 from .options import CollectiveOptions
 from .reduce_op import ReduceOp, combine, combine_slices
 
-Value = tf.Tensor | tf.IndexedSlices
+Value: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
 
 def all_reduce(member: Member, op: ReduceOp, values: Sequence[Value], options: CollectiveOptions) -> list[Value]:
@@ -83,7 +83,7 @@ def _is_gpu(device: str) -> bool:
 
 
 def _dense(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], options: CollectiveOptions) -> list[tf.Tensor]:
-    """Reduces dense tensors bucket by bucket, with the gradient: that of a sum of everybody's is a sum of everybody's."""
+    """Reduces dense tensors bucket by bucket, with the gradient: that of everybody's sum is everybody's sum."""
     if not tensors:
         return []
     algorithm = choose_algorithm(options.implementation, member)

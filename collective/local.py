@@ -24,6 +24,7 @@ ends while others wait sends `ENDED` (the launch does, see `Queues.send_ended`).
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Sequence
 
 import tensorflow as tf
@@ -83,6 +84,7 @@ class Queues:
         self._group = group
         self._size = size
         self._channels: dict[tuple[tf.DType, ...], Channel] = {}
+        self._adding = threading.Lock()
         self.group_key = next(_group_keys)
         with tf.init_scope(), tf.device("CPU:0"):
             # Held by a launch while its bodies run: launches of one group follow each other, from any thread.
@@ -93,9 +95,10 @@ class Queues:
     def channel(self, dtypes: Sequence[tf.DType]) -> Channel:
         """The channel for elements of these dtypes."""
         key = tuple(dtypes)
-        if key not in self._channels:
-            self._channels[key] = Channel(f"{self._name}/{len(self._channels)}", key, self._size, self._group)
-        return self._channels[key]
+        with self._adding:  # Steps may be traced on several threads at the same time.
+            if key not in self._channels:
+                self._channels[key] = Channel(f"{self._name}/{len(self._channels)}", key, self._size, self._group)
+            return self._channels[key]
 
     def used_by(self, captures: Sequence[tf.Tensor]) -> list[Channel]:
         """The channels whose queues are among a body's captures."""

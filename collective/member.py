@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
@@ -94,6 +94,10 @@ class Member:
                 fails.
         """
         raise NotImplementedError(f"{type(self).__name__}.exchange")
+
+    def once(self, make: Callable[[], Any]) -> Any:
+        """Calls `make` for the group once, and gives every member the object that it returns."""
+        return make()
 
     def next_instance_key(self) -> int:
         """A number, the same on every member, that no other collective of the process uses."""

@@ -48,7 +48,7 @@ class ReduceOp(enum.Enum):
             raise TypeError(f"{where}: {self.name} of {dtype.name}. {self.name} needs numbers. {hint}")
 
     def result_dtype(self, dtype: tf.DType) -> tf.DType:
-        """The dtype of the result: that of the operands, but float64 for the MEAN of integers (tf.distribute's rule)."""
+        """The dtype of the result: that of the operands; float64 for the MEAN of integers, as in tf.distribute."""
         return tf.float64 if self is ReduceOp.MEAN and dtype.is_integer else dtype
 
 

@@ -5,9 +5,10 @@ from .base import Strategy
 from .distributed_dataset import DistributedDataset
 from .distributed_iterator import DistributedIterator
 from .mirrored_strategy import MirroredStrategy
+from .mirrored_variable import MirroredVariable
 from .replica_context import ReplicaContext
+from .sync_on_read_variable import SyncOnReadVariable
 from .values import Mirrored, PerReplica
-from .variables import MirroredVariable, SyncOnReadVariable
 
 __all__ = [
     "DistributedDataset",

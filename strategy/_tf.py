@@ -10,8 +10,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 import tensorflow as tf
 from tensorflow.core.function.polymorphism.function_type import from_structured_signature
-from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
-from tensorflow.python.autograph.core.converter import ConversionOptions, STANDARD_OPTIONS
+from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status, control_status_ctx
 from tensorflow.python.autograph.impl.api import tf_convert
 from tensorflow.python.autograph.operators.control_flow import for_loop_registry, for_stmt
 from tensorflow.python.autograph.operators.py_builtins import enumerate_registry
@@ -29,8 +28,8 @@ OpCallback = Callable[..., Sequence[tf.Tensor] | None]
 
 __all__ = [
     "CompositeTensor", "ConcreteFunction", "CoreTensor", "FuncGraph", "PolymorphicFunction", "call_flat",
-    "callbacks_on_ops", "concrete_function", "convert_with_autograph", "enumerate_registry", "for_loop_registry", "for_stmt",
-    "lift_to_graph", "trace_into",
+    "callbacks_on_ops", "concrete_function", "convert_with_autograph", "enumerate_registry", "for_loop_registry",
+    "for_stmt", "lift_to_graph", "trace_into",
     "written_resources",
 ]
 
@@ -58,17 +57,8 @@ def call_flat(function: ConcreteFunction, inputs: Sequence[tf.Tensor],
 def convert_with_autograph(function: Callable[..., Any], always: bool) -> Callable[..., Any]:
     """`function` with Python control flow made TensorFlow's: always, or only where the caller is converted itself."""
     if always:
-        with _autograph_enabled():
-            return tf_convert(function, control_status_ctx(), user_requested=True)
+        return tf_convert(function, ControlStatusCtx(status=Status.ENABLED), user_requested=True)
     return tf_convert(function, control_status_ctx(), convert_by_default=False)
-
-
-@contextlib.contextmanager
-def _autograph_enabled() -> Iterator[None]:
-    from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status
-    with ControlStatusCtx(status=Status.ENABLED, options=ConversionOptions(recursive=True)
-                          if STANDARD_OPTIONS is None else STANDARD_OPTIONS):
-        yield
 
 
 @contextlib.contextmanager

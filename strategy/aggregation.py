@@ -13,18 +13,15 @@ NONE takes the mean over the replicas.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ..collective import ReduceOp, agree, all_reduce, broadcast
 from .invariance import is_equal_on_all_replicas
+from .replica_scope import ReplicaScope
 from .values import is_distributed
-
-if TYPE_CHECKING:
-    from .replica_scope import ReplicaScope
-    from .variables import ReplicatedVariable
 
 Aggregation = tf.VariableAggregation
 
@@ -55,7 +52,7 @@ def check_new_variable(name: str, synchronization: tf.VariableSynchronization, a
                          "whole number. Use a floating dtype, SUM or ONLY_FIRST_REPLICA.")
 
 
-def value_for_all(variable: "ReplicatedVariable", scope: "ReplicaScope", method: str, value: Any) -> Any:
+def value_for_all(variable: tf.Variable, scope: ReplicaScope, method: str, value: Any) -> Any:
     """The one value that every copy takes, from what this replica wants to write.
 
     Synchronisation: every replica must call, except where the value is equal by construction.
@@ -91,11 +88,11 @@ def value_for_all(variable: "ReplicatedVariable", scope: "ReplicaScope", method:
                  _CHOICES)
 
 
-def _reduced(scope: "ReplicaScope", op: ReduceOp, value: Any) -> Any:
+def _reduced(scope: ReplicaScope, op: ReduceOp, value: Any) -> Any:
     return all_reduce(scope.member, op, [value], scope.strategy.options)[0]
 
 
-def _slices_for_all(variable: "ReplicatedVariable", scope: "ReplicaScope", method: str, value: tf.IndexedSlices,
+def _slices_for_all(variable: tf.Variable, scope: ReplicaScope, method: str, value: tf.IndexedSlices,
                     where: str) -> tf.IndexedSlices:
     aggregation = variable.aggregation
     if aggregation in (Aggregation.SUM, Aggregation.MEAN):
@@ -115,7 +112,7 @@ def _slices_for_all(variable: "ReplicatedVariable", scope: "ReplicaScope", metho
     return tf.IndexedSlices(rows, indices, value.dense_shape)
 
 
-def combined(variable: "ReplicatedVariable") -> tf.Tensor:
+def combined(variable: tf.Variable) -> tf.Tensor:
     """The value of an ON_READ variable outside of the replicas.
 
     Raises:
@@ -133,12 +130,12 @@ def combined(variable: "ReplicatedVariable") -> tf.Tensor:
     return total / len(variable.values) if aggregation is Aggregation.MEAN else total
 
 
-def check_write_from_outside(variable: "ReplicatedVariable", method: str) -> None:
+def check_write_from_outside(variable: tf.Variable, method: str) -> None:
     """Raises ValueError where writing an ON_READ variable from outside the replicas has no meaning."""
     where = f"Variable {variable.name!r}: `{method}` outside of `strategy.run`"
     if variable.aggregation is Aggregation.NONE:
-        raise ValueError(f"{where} on a variable with synchronization ON_READ and aggregation NONE, whose copies belong "
-                         "to the replicas. Assign inside `strategy.run`, or give it an aggregation.")
+        raise ValueError(f"{where} on a variable with synchronization ON_READ and aggregation NONE, whose copies "
+                         "belong to the replicas. Assign inside `strategy.run`, or give it an aggregation.")
     if variable.aggregation is Aggregation.SUM and method != "assign":
         raise ValueError(f"{where} on a variable with synchronization ON_READ and aggregation SUM: each copy would "
                          "change, and the sum several times over. Use `assign`, or write inside `strategy.run`.")

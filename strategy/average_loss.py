@@ -67,8 +67,9 @@ def _broadcast_weights(weights: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
         return weights
     weights = tf.reshape(weights, tf.concat([tf.shape(weights), tf.ones([shape.rank - weights.shape.rank], tf.int32)],
                                             0)) if 0 < weights.shape.rank < shape.rank else weights
+    pairs = zip(weights.shape, shape if weights.shape.rank else [])
     if weights.shape.rank > shape.rank or any(have not in (None, 1) and want is not None and have != want
-                                              for have, want in zip(weights.shape, shape if weights.shape.rank else [])):
-        raise ValueError(f"`average_loss`: weights of shape {weights.shape} for losses of shape {shape}. Pass one weight "
-                         "for each row, or for each element.")
+                                              for have, want in pairs):
+        raise ValueError(f"`average_loss`: weights of shape {weights.shape} for losses of shape {shape}. Pass one "
+                         "weight for each row, or for each element.")
     return weights

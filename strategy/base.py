@@ -19,8 +19,8 @@ from .values import is_distributed
 class Strategy(tf.distribute.Strategy):
     """What is copied and where: the base of `MirroredStrategy`.
 
-    A strategy makes variables in one copy per replica (`scope`), runs a step on every replica (`run`), combines what the
-    replicas return (`reduce`, `gather`) and splits global batches among them (`experimental_distribute_dataset`).
+    A strategy makes variables in one copy per replica (`scope`), runs a step on every replica (`run`), combines what
+    the replicas return (`reduce`, `gather`) and splits global batches among them (`experimental_distribute_dataset`).
 
     >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> isinstance(strategy, lockstep.Strategy), strategy.num_replicas_in_sync

@@ -7,7 +7,7 @@ between replicas is not in the body but behind its captures: variables' copies, 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -16,10 +16,7 @@ from ._tf import ConcreteFunction, FuncGraph, callbacks_on_ops, concrete_functio
 from .arguments import Arguments
 from .invariance import mark_shared_input
 from .replica_context import ReplicaContext
-from .variables import ReplicatedVariable
-
-if TYPE_CHECKING:
-    from .base import Strategy
+from .replicated_variable import ReplicatedVariable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +88,7 @@ def _is_tensor_like(leaf: Any) -> bool:
     return tf.is_tensor(leaf) or isinstance(leaf, (tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor))
 
 
-def trace_body(strategy: "Strategy", name: str, function: Callable[..., Any], arguments: Arguments,
+def trace_body(strategy: tf.distribute.Strategy, name: str, function: Callable[..., Any], arguments: Arguments,
                with_autograph: bool) -> Body:
     """Traces `function` once for the given arguments.
 
@@ -129,7 +126,7 @@ def trace_body(strategy: "Strategy", name: str, function: Callable[..., Any], ar
 class _strategy_outside:
     """Makes the strategy current for code of the step that runs under `tf.init_scope`, such as making variables."""
 
-    def __init__(self, strategy: "Strategy"):
+    def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
 
     def __enter__(self) -> None:

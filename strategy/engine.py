@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 from absl import logging
@@ -27,9 +27,6 @@ from .launch_errors import naming_the_replica
 from .one_by_one import run_one_by_one
 from .replica_context import ReplicaContext
 
-if TYPE_CHECKING:
-    from .base import Strategy
-
 # Launches kept per strategy. A program has a few; a limit keeps a leak of new functions from growing for ever.
 MAX_LAUNCHES = 128
 
@@ -41,7 +38,7 @@ class Engine:
         strategy: The strategy.
     """
 
-    def __init__(self, strategy: "Strategy"):
+    def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
         self._cache: collections.OrderedDict[Any, list[tuple[Sequence[tf.TypeSpec], Launch, list[Any]]]] = \
             collections.OrderedDict()

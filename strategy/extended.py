@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
@@ -13,12 +13,9 @@ from .cross_replica import combine_components, gather_components
 from .devices import ReplicaPins
 from .distributed_dataset import DistributedDataset
 from .random_streams import RandomStreams
+from .replicated_variable import ReplicatedVariable
 from .values import Mirrored, PerReplica, components, is_distributed, regroup, select
 from .variable_creation import create_variable
-from .variables import ReplicatedVariable
-
-if TYPE_CHECKING:
-    from .base import Strategy
 
 
 class ReplicatedExtended(tf.distribute.StrategyExtended):
@@ -37,7 +34,7 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         replica_pins: The device function of traced bodies.
     """
 
-    def __init__(self, strategy: "Strategy", devices: Sequence[str], options: CollectiveOptions):
+    def __init__(self, strategy: tf.distribute.Strategy, devices: Sequence[str], options: CollectiveOptions):
         super().__init__(strategy)
         self._devices = tuple(devices)
         self.options = options

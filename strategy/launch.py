@@ -15,7 +15,7 @@ in the queues. The calls must not be inlined: loops of different replicas would 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 import tensorflow as tf
 
@@ -24,9 +24,6 @@ from . import shared_state
 from ._tf import FuncGraph, call_flat, concrete_function, trace_into
 from .body import Body
 from .values import regroup_leaf
-
-if TYPE_CHECKING:
-    from .base import Strategy
 
 
 class Launch:
@@ -41,7 +38,7 @@ class Launch:
         RuntimeError: The body shares state between replicas in a way that has no order, see shared_state.py.
     """
 
-    def __init__(self, strategy: "Strategy", body: Body):
+    def __init__(self, strategy: tf.distribute.Strategy, body: Body):
         self._body = body
         self._devices = strategy.extended.worker_devices
         self._captures = [replica_captures(strategy, capture) for capture in body.function.captured_inputs]
@@ -50,7 +47,7 @@ class Launch:
         else:
             self._function = self._build(strategy)
 
-    def _build(self, strategy: "Strategy") -> Any:
+    def _build(self, strategy: tf.distribute.Strategy) -> Any:
         body, queues = self._body, strategy.extended.queues
         channels = queues.used_by([copies[0] for copies in self._captures])
         chained = shared_state.must_chain_calls(body, self._captures, channels)
@@ -111,7 +108,7 @@ class Launch:
         return tf.nest.pack_sequence_as(structure.template, leaves)
 
 
-def replica_captures(strategy: "Strategy", capture: tf.Tensor) -> tuple[tf.Tensor, ...]:
+def replica_captures(strategy: tf.distribute.Strategy, capture: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """What stands for a capture of the body, by local replica.
 
     Raises:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Iterator
+from typing import Iterator
 
 import tensorflow as tf
 
 from ..collective import CollectiveMismatchError
 from ..collective.local import MISMATCH
 
-if TYPE_CHECKING:
-    from .base import Strategy
-
 _CALL = re.compile(r"\breplica_(\d+)/")
 
 
 @contextlib.contextmanager
-def naming_the_replica(strategy: "Strategy") -> Iterator[None]:
+def naming_the_replica(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Adds to a TensorFlow error of a launch which replica raised it; the class of the error stays.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
@@ -20,11 +20,8 @@ from . import replica_scope
 from .replica_context import ReplicaContext
 from .values import regroup, select
 
-if TYPE_CHECKING:
-    from .base import Strategy
 
-
-def run_one_by_one(strategy: "Strategy", function: Callable[..., Any], args: Sequence[Any],
+def run_one_by_one(strategy: tf.distribute.Strategy, function: Callable[..., Any], args: Sequence[Any],
                    kwargs: dict[str, Any]) -> Any:
     """Runs `function` once per local replica and regroups the results.
 
@@ -56,8 +53,8 @@ def _serve(replicas: Sequence["_Replica"]) -> None:
         reached = "; ".join(f"replica {index}: {point.label if point else 'end of the step'}"
                             for index, point in enumerate(points))
         raise CollectiveMismatchError(
-            f"`strategy.run`: the replicas reached different synchronisation points ({reached}). All replicas must call "
-            "the same collectives in the same order: move the call out of the branch that depends on the replica.")
+            f"`strategy.run`: the replicas reached different synchronisation points ({reached}). All replicas must "
+            "call the same collectives in the same order: move the call out of the branch that depends on the replica.")
     assert first is not None
     answers = first.serve([point.payload for point in points if point is not None])
     for replica, answer in zip(replicas, answers, strict=True):
@@ -86,7 +83,8 @@ class _Abandoned(BaseException):
 class _Replica:
     """One replica's thread, and the hand-over of the right to run."""
 
-    def __init__(self, strategy: "Strategy", index: int, function: Callable[..., Any], args: Any, kwargs: Any):
+    def __init__(self, strategy: tf.distribute.Strategy, index: int, function: Callable[..., Any], args: Any,
+                 kwargs: Any):
         self._strategy, self._index = strategy, index
         self._function, self._args, self._kwargs = function, args, kwargs
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -143,7 +141,7 @@ class _Replica:
     def _run(self) -> Any:
         member = OneByOneMember(self._strategy.extended.worker_devices, self)
         scope = replica_scope.ReplicaScope(self._strategy, member, self._index, is_traced_once=False,
-                                           in_graph=self._graph is not None)
+                                           in_graph=self._graph is not None, merge=member.merge)
         device = self._strategy.extended.worker_devices[self._index]
         graph = self._graph.as_default() if self._graph is not None else tf.init_scope()
         with graph, self._strategy.scope(), tf.device(device), tf.name_scope(f"replica_{self._index}"), \
@@ -199,5 +197,3 @@ class OneByOneMember(Member):
         raise RuntimeError(
             f"`{what}` was called in a tf.function, and that in a step whose replicas run one by one: they could not "
             "meet there. Decorate the step that you pass to `strategy.run` with `@tf.function`.")
-
-

@@ -10,15 +10,13 @@ made of the seed, the op's number and the replica's number.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
 from . import replica_scope
-
-if TYPE_CHECKING:
-    from .base import Strategy
 
 PHILOX = 1
 
@@ -74,9 +72,10 @@ class RandomStreams:
         strategy: The strategy; with one replica nothing is replaced.
     """
 
-    def __init__(self, strategy: "Strategy"):
+    def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
         self.variables: list[tf.Variable] = []
+        self._numbers = itertools.count()
 
     def on_op(self, op_type: str, inputs: Sequence[Any], attrs: Any, outputs: Sequence[tf.Tensor],
               op_name: Any = None, graph: Any = None) -> Sequence[tf.Tensor] | None:
@@ -101,7 +100,7 @@ class RandomStreams:
         return [drawn]
 
     def _new_stream(self, seed: int, seed2: int) -> tf.Variable:
-        number = len(self.variables)
+        number = next(self._numbers)
         unseeded = seed == 0 and seed2 == 0
         base = os.urandom(16) if unseeded else f"{seed}/{seed2}/{number}".encode()
         with tf.init_scope():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
 from ..collective import CollectiveOptions, Member, ReduceOp, all_gather, all_reduce
 from . import replica_scope
-
-if TYPE_CHECKING:
-    from .base import Strategy
 
 
 class ReplicaContext(tf.distribute.ReplicaContext):
@@ -25,7 +22,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
     [3, 3]
     """
 
-    def __init__(self, strategy: "Strategy", member: Member, index: int):
+    def __init__(self, strategy: tf.distribute.Strategy, member: Member, index: int):
         super().__init__(strategy, index)
         self._member = member
 
@@ -117,6 +114,6 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
     def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         scope = replica_scope.current()
-        if scope is None or scope.is_traced_once or scope.member.size == 1:
+        if scope is None or scope.merge is None:
             return super()._merge_call(merge_fn, args, kwargs)
-        return scope.member.merge(merge_fn, args, kwargs)
+        return scope.merge(merge_fn, args, kwargs)

@@ -9,15 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from typing import TYPE_CHECKING, Iterator
+from typing import Any, Callable, Iterator
 
 import tensorflow as tf
 
 from ..collective import Member
 from ._tf import traces_apart_by
-
-if TYPE_CHECKING:
-    from .base import Strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +27,15 @@ class ReplicaScope:
         index: Its position among the local replicas; 0 while a body is traced that stands for all of them.
         is_traced_once: Whether the running code is such a body.
         in_graph: Whether the step builds a graph; code under `tf.init_scope` then is outside of it.
+        merge: How `merge_call` calls a function once for all replicas, where they run one by one; None elsewhere.
     """
 
-    strategy: "Strategy"
+    strategy: tf.distribute.Strategy
     member: Member
     index: int
     is_traced_once: bool
     in_graph: bool
+    merge: Callable[[Callable[..., Any], Any, Any], Any] | None = None
 
 
 class _State(threading.local):
@@ -60,7 +59,7 @@ def updated_index() -> int | None:
     return _state.updated_index
 
 
-def copy_index(strategy: "Strategy") -> int | None:
+def copy_index(strategy: tf.distribute.Strategy) -> int | None:
     """The index of the copy that the running code sees of a variable of `strategy`; None in cross-replica context."""
     if _state.updated_index is not None:
         return _state.updated_index

@@ -36,9 +36,9 @@ def must_chain_calls(body: Body, captures: Sequence[Sequence[tf.Tensor]], channe
         return True
     names = ", ".join(sorted(_describe(body.graph, resource) for resource in written))
     raise RuntimeError(
-        f"`strategy.run`: the step changes {names}, which exists once, and also synchronises the replicas. All replicas "
-        "would change it at the same time, in no fixed order. Make it under `strategy.scope()`, pass its value to the "
-        "step as an argument, or change it outside of `strategy.run`.")
+        f"`strategy.run`: the step changes {names}, which exists once, and also synchronises the replicas. All "
+        "replicas would change it at the same time, in no fixed order. Make it under `strategy.scope()`, pass its "
+        "value to the step as an argument, or change it outside of `strategy.run`.")
 
 
 def written_shared_resources(graph: FuncGraph, captures: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:

@@ -9,22 +9,24 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import tensorflow as tf
 
 from . import replica_scope
 from ._tf import lift_to_graph
 from .aggregation import check_new_variable
-from .variables import MirroredVariable, ReplicatedVariable, SyncOnReadVariable
-
-if TYPE_CHECKING:
-    from .base import Strategy
+from .mirrored_variable import MirroredVariable
+from .replicated_variable import ReplicatedVariable
+from .sync_on_read_variable import SyncOnReadVariable
 
 NextCreator = Callable[..., tf.Variable]
 
 # What `tf.Variable` takes; the creator chain adds more that only TensorFlow's own creators understand.
 _PUBLIC_ARGUMENTS = ("trainable", "validate_shape", "name", "dtype", "constraint", "shape")
+
+# The package of Keras's own variable class.
+_KERAS_VARIABLES = "keras.src.backend."
 
 # How far up the stack Keras's variable class is looked for: tf.Variable's own creator chain is about this deep.
 _FRAMES_TO_KERAS = 24
@@ -37,7 +39,7 @@ class _Making(threading.local):
 _making = _Making()
 
 
-def create_variable(strategy: "Strategy", next_creator: NextCreator, **kwargs: Any) -> tf.Variable:
+def create_variable(strategy: tf.distribute.Strategy, next_creator: NextCreator, **kwargs: Any) -> tf.Variable:
     """Makes one variable with a copy on each of the strategy's devices, equal at the start.
 
     Args:
@@ -71,7 +73,8 @@ def create_variable(strategy: "Strategy", next_creator: NextCreator, **kwargs: A
     return make()
 
 
-def _make_copies(strategy: "Strategy", next_creator: NextCreator, kwargs: dict[str, Any]) -> list[tf.Variable]:
+def _make_copies(strategy: tf.distribute.Strategy, next_creator: NextCreator,
+                 kwargs: dict[str, Any]) -> list[tf.Variable]:
     if tf.executing_eagerly():
         creator, arguments = next_creator, dict(kwargs)
     else:
@@ -119,7 +122,7 @@ def _called_from_keras() -> bool:
         if frame.f_back is None:
             return False
         frame = frame.f_back
-        if frame.f_globals.get("__name__", "").startswith("keras.src.backend."):
+        if frame.f_globals.get("__name__", "").startswith(_KERAS_VARIABLES):
             return True
     return False
 

@@ -21,7 +21,44 @@ PRIVATE_PACKAGES = (
 IMPORTERS = ("import_module", "__import__")
 
 # Name -> why public TensorFlow does not do. Shrink it; a new name needs a reason.
-PRIVATE_NAMES = {}
+PRIVATE_NAMES = {
+    "tensorflow.core.function.polymorphism.function_type.from_structured_signature":
+        "a FuncGraph becomes a function",
+    "tensorflow.python.autograph.core.ag_ctx.ControlStatusCtx":
+        "steps are converted as tf.function converts them",
+    "tensorflow.python.autograph.core.ag_ctx.Status":
+        "steps are converted as tf.function converts them",
+    "tensorflow.python.autograph.core.ag_ctx.control_status_ctx":
+        "a plain step is converted where its caller is",
+    "tensorflow.python.autograph.impl.api.tf_convert":
+        "autograph.to_graph does not keep the caller's status",
+    "tensorflow.python.autograph.operators.control_flow.for_loop_registry":
+        "break in a loop over distributed data",
+    "tensorflow.python.autograph.operators.control_flow.for_stmt":
+        "break in a loop over distributed data",
+    "tensorflow.python.autograph.operators.py_builtins.enumerate_registry":
+        "enumerate over distributed data",
+    "tensorflow.python.eager.lift_to_graph.lift_to_graph":
+        "variables are made outside of the trace of a step",
+    "tensorflow.python.eager.polymorphic_function.concrete_function.ConcreteFunction":
+        "a FuncGraph becomes a function",
+    "tensorflow.python.eager.polymorphic_function.function_context":
+        "nested functions are traced for each strategy",
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function":
+        "tells a tf.function from others",
+    "tensorflow.python.framework.auto_control_deps_utils.get_read_write_resource_inputs":
+        "finds shared state that is written",
+    "tensorflow.python.framework.composite_tensor.CompositeTensor":
+        "Keras asks for it by isinstance",
+    "tensorflow.python.framework.func_graph.FuncGraph":
+        "a launch's calls must be control outputs",
+    "tensorflow.python.framework.func_graph.func_graph_from_py_func":
+        "launches have no automatic control dependencies",
+    "tensorflow.python.framework.op_callbacks":
+        "random ops are replaced as they are made, in nested functions too",
+    "tensorflow.python.types.core.Tensor":
+        "tf.is_tensor(variable) is true, as for plain variables",
+}
 
 
 def _is_private(name):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from testing.replicas import mirrored, replica_context, split_rows, values_of
 
 import lockstep
+from testing.replicas import mirrored, replica_context, split_rows, values_of
 
 SIZES = (1, 2, 4, 8)
 

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 import tensorflow as tf
-from testing.replicas import mirrored, replica_context, split_rows, values_of
 
 import lockstep
+from testing.replicas import mirrored, replica_context, split_rows, values_of
 
 SIZES = (2, 4)
 
@@ -199,7 +199,7 @@ def test_two_threads_on_one_step_are_right_600_times():
                 wrong.append(base)
 
     runs = (lambda value: strategy.run(step, args=(value,)), outer)
-    threads = [threading.Thread(target=work, args=(1000 * index, run)) for index, run in enumerate(runs)]
+    threads = [threading.Thread(target=work, args=(1000 * index, run), daemon=True) for index, run in enumerate(runs)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from testing.replicas import mirrored, replica_context, values_of
 
 import lockstep
+from testing.replicas import mirrored, replica_context, values_of
 
 Sync, Agg = tf.VariableSynchronization, tf.VariableAggregation
 KINDS = [(sync, agg) for sync in (Sync.AUTO, Sync.ON_WRITE, Sync.ON_READ) for agg in Agg]
@@ -154,7 +154,8 @@ def test_mean_of_integers_is_refused_when_the_variable_is_made(sync):
 @TRACED
 def test_scatter_add_sums_the_replicas_rows(traced):
     strategy, v = make(Sync.ON_WRITE, Agg.SUM, tf.zeros([3]))
-    run(strategy, traced, lambda x: v.scatter_add(tf.IndexedSlices(tf.reshape(x, [1]), tf.constant([1]))), own(1.0, 2.0))
+    rows = own([1.0], [2.0])
+    run(strategy, traced, lambda x: v.scatter_add(tf.IndexedSlices(x, tf.constant([1]))), rows)
     assert values_of(strategy, v) == [[0.0, 3.0, 0.0]] * 2
 
 
