@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Sequence
+from typing import Callable, Sequence
 
 import tensorflow as tf
 
@@ -35,6 +35,7 @@ from .member import Combine, Exchange, Member, Verdict
 
 ENDED = "end of the step"
 MISMATCH = "Replicas met in different collectives"
+HOST = "/device:CPU:0"
 
 _group_keys = itertools.count(1)
 _instance_keys = itertools.count(1)
@@ -45,7 +46,7 @@ class Channel:
 
     def __init__(self, name: str, dtypes: Sequence[tf.DType], size: int, group: object):
         self.dtypes = (*dtypes, tf.string)
-        with tf.init_scope(), tf.device("CPU:0"):
+        with tf.init_scope(), tf.device(HOST):
             self.inward = [self._queue(f"{name}/in/{rank}") for rank in range(size)]
             self.outward = [self._queue(f"{name}/out/{rank}") for rank in range(size)]
             # Replica 0's own queues and the reducer's list of queues are different captures of the same resources:
@@ -85,8 +86,9 @@ class Queues:
         self._size = size
         self._channels: dict[tuple[tf.DType, ...], Channel] = {}
         self._adding = threading.Lock()
+        self._numbers = itertools.count()
         self.group_key = next(_group_keys)
-        with tf.init_scope(), tf.device("CPU:0"):
+        with tf.init_scope(), tf.device(HOST):
             # Held by a launch while its bodies run: launches of one group follow each other, from any thread.
             self.mutex = tf.raw_ops.MutexV2(shared_name=f"{name}/mutex")
             self._problems = tf.raw_ops.FIFOQueueV2(component_types=[tf.string], shared_name=f"{name}/problems")
@@ -99,6 +101,10 @@ class Queues:
             if key not in self._channels:
                 self._channels[key] = Channel(f"{self._name}/{len(self._channels)}", key, self._size, self._group)
             return self._channels[key]
+
+    def new_channel(self, dtypes: Sequence[tf.DType]) -> Channel:
+        """A channel of its own, for the results of one body."""
+        return Channel(f"{self._name}/results/{next(self._numbers)}", dtypes, self._size, self._group)
 
     def used_by(self, captures: Sequence[tf.Tensor]) -> list[Channel]:
         """The channels whose queues are among a body's captures."""
@@ -163,6 +169,11 @@ class QueueMember(Member):
         self._queues = queues
 
     @property
+    def shares_a_device_with_the_host(self) -> bool:
+        """Whether a replica runs on the device where the queues are."""
+        return any(tf.DeviceSpec.from_string(device).device_type == "CPU" for device in self.devices)
+
+    @property
     def rank(self) -> tf.Tensor:
         return self._rank_variable.read_value()
 
@@ -191,13 +202,49 @@ class QueueMember(Member):
                 outward.put(queue, results, tag)
             return tf.constant(0)
 
-        with tf.name_scope(what.kind.replace("-", "_")):
-            put = inward.put(inward.own_inward.handles[0], tensors, tag)
-            _tf.annotate(put, what.to_json())
-            tf.cond(tf.equal(self.rank, 0), reduce, lambda: tf.constant(0))
-            results, received = outward.take(outward.own_outward.handles[0])
-            with tf.control_dependencies([self._queues.fail_with(mismatch([received], tag))]):
-                return [tf.identity(result) for result in results]
+        def meet(*mine: tf.Tensor) -> list[tf.Tensor]:
+            tf.compat.v1.get_default_graph()._lockstep_on_host = True
+            with tf.device(HOST):
+                inward.put(inward.own_inward.handles[0], mine, tag)
+                tf.cond(tf.equal(self.rank, 0), reduce, lambda: tf.constant(0))
+                results, received = outward.take(outward.own_outward.handles[0])
+                with tf.control_dependencies([self._queues.fail_with(mismatch([received], tag))]):
+                    return [tf.identity(result) for result in results]
+
+        return on_host(what.kind, meet, tensors, what)
+
+    def deliver(self, tensors: Sequence[tf.Tensor]) -> Channel:
+        """Puts this replica's results where the launch takes them: in the own out-queue of a new channel.
+
+        A launch could return them directly, but then they would wait on the host beside the call of the replica that
+        runs there, see `on_host`.
+        """
+        channel = self._queues.new_channel([tensor.dtype for tensor in tensors])
+        own = channel.own_outward.handles[0]
+
+        def put(*mine: tf.Tensor) -> list[tf.Tensor]:
+            tf.compat.v1.get_default_graph()._lockstep_on_host = True
+            with tf.device(HOST), tf.control_dependencies([channel.put(own, mine, "")]):
+                return [tf.constant(0)]
+
+        on_host("deliver", put, tensors)
+        return channel
+
+
+def on_host(name: str, function: Callable[..., list[tf.Tensor]], tensors: Sequence[tf.Tensor],
+            what: Exchange | None = None) -> list[tf.Tensor]:
+    """Calls `function`, whose ops stand on the host, as a function of its own on the replica's device.
+
+    Were it spread over two devices, tensors would wait on their way between them. When a step fails, whatever waits is
+    cancelled: TensorFlow 2.21 then reports the cancellation instead of the cause, and can hang or crash when several
+    tensors wait (LocalRendezvous::DoAbort).
+    """
+    function.__name__ = name.replace("-", "_")
+    called = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+    with tf.name_scope(function.__name__):
+        results = tf.nest.flatten(called(*(tf.stop_gradient(tensor) for tensor in tensors)))
+    _tf.annotate(results[0].op, what.to_json() if what is not None else "")
+    return results
 
 
 def mismatch(tags: Sequence[tf.Tensor], expected: str) -> tf.Tensor:
@@ -205,3 +252,12 @@ def mismatch(tags: Sequence[tf.Tensor], expected: str) -> tf.Tensor:
     same = tf.reduce_all(tf.equal(tf.stack(list(tags)), expected))
     return tf.cond(same, lambda: tf.constant(""), lambda: tf.strings.join(
         [f"{MISMATCH}: ", tf.strings.reduce_join(tf.stack(list(tags)), separator="; "), f"; expected: {expected}"]))
+
+
+def runs_on_host(graph: tf.Graph) -> bool:
+    """Whether a graph is that of an exchange, or of a branch of one, whose ops stay on the host."""
+    while graph is not None:
+        if getattr(graph, "_lockstep_on_host", False):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False

@@ -11,6 +11,8 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from ..collective import QueueMember
+from ..collective.local import Channel
 from . import replica_scope
 from ._tf import ConcreteFunction, FuncGraph, callbacks_on_ops, concrete_function, convert_with_autograph, trace_into
 from .arguments import Arguments
@@ -28,12 +30,16 @@ class Body:
         function: The function that it defines.
         structure: What the step returned, with tensors replaced by their specs.
         inputs: The arguments it was traced for.
+        results: Where the replicas put their results, or None if the body returns them.
+        result_shapes: The static shapes of one replica's flat results.
     """
 
     graph: FuncGraph
     function: ConcreteFunction
     structure: "Outputs"
     inputs: Arguments
+    results: Channel | None
+    result_shapes: list[tf.TensorShape]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +108,8 @@ def trace_body(strategy: tf.distribute.Strategy, name: str, function: Callable[.
     extended = strategy.extended
     graph = FuncGraph(name)
     member = extended.traced_member
-    outputs: list[Outputs] = []
+    traced: list[tuple[Outputs, list[tf.TensorShape]]] = []
+    channels: list[Channel] = []
     converted = convert_with_autograph(function, with_autograph)
 
     def step(*inputs: Any) -> list[tf.Tensor]:
@@ -114,13 +121,18 @@ def trace_body(strategy: tf.distribute.Strategy, name: str, function: Callable[.
                 callbacks_on_ops(extended.random_streams.on_op), ReplicaContext(strategy, member, 0):
             result = arguments.call(converted, args, kwargs)
             structure, tensors = Outputs.of(result)
-        outputs.append(structure)
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            traced.append((structure, [tensor.shape for tensor in tensors]))
+            if tensors and isinstance(member, QueueMember) and member.shares_a_device_with_the_host:
+                channels.append(member.deliver(tensors))
+                return []
         return tensors
 
     with _strategy_outside(strategy):
         trace_into(graph, step, arguments.signature, automatic_control_dependencies=True)
-    function_attributes = {"_noinline": tf.compat.v1.AttrValue(b=True)}
-    return Body(graph, concrete_function(graph, function_attributes), outputs[0], arguments)
+    not_inlined = {"_noinline": tf.compat.v1.AttrValue(b=True)}
+    return Body(graph, concrete_function(graph, not_inlined), traced[0][0], arguments, channels[0] if channels else None,
+                traced[0][1])
 
 
 class _strategy_outside:

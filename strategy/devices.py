@@ -6,6 +6,8 @@ from typing import Sequence
 
 import tensorflow as tf
 
+from ..collective.local import runs_on_host
+
 
 def replica_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
     """Returns the full names of the devices, one replica each.
@@ -67,4 +69,4 @@ class ReplicaPins:
         device = op.device
         if device not in self._dropped:
             self._dropped[device] = _kind_and_index(device) in self._keys
-        return "" if self._dropped[device] else device
+        return "" if self._dropped[device] and not runs_on_host(op.graph) else device

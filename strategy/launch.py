@@ -3,14 +3,20 @@
 A launch is a function whose graph holds one call of the body per replica, each under its replica's device, with the
 replica's own inputs and with the replica's own copies in place of the captures that were traced:
 
-    lock -> drain -> +- body(inputs_0, captures_0) on device 0 -+-> unlock
-                     +- body(inputs_1, captures_1) on device 1 -+
-                     +- ...                                     |
+    launch:    lock -> drain -> call of `replicas` -> unlock
 
-The graph has no automatic control dependencies: they would chain the calls, and replicas that wait for each other would
+    replicas:  body(inputs_0, captures_0) on device 0
+               body(inputs_1, captures_1) on device 1
+               ...
+
+The graphs have no automatic control dependencies: they would chain the calls, and replicas that wait for each other would
 never meet. All calls are control outputs, so no result that is ignored can make a call vanish. The lock lets launches
 of one strategy follow each other, from whichever thread or graph they come; draining removes what a failed launch left
-in the queues. The calls must not be inlined: loops of different replicas would get different frames.
+in the queues.
+
+No call is inlined. Loops of different replicas would get different frames, and their collectives would never meet. And
+when a replica fails, TensorFlow cancels whatever waits: an op that waited beside a failing call on its device would
+hide the cause behind its cancellation, so nothing stands beside a call.
 """
 
 from __future__ import annotations
@@ -20,10 +26,13 @@ from typing import Any, Sequence
 import tensorflow as tf
 
 from ..collective import Copies, Queues
+from ..collective.local import Channel
 from . import shared_state
-from ._tf import FuncGraph, call_flat, concrete_function, trace_into
+from ._tf import ConcreteFunction, FuncGraph, call_flat, concrete_function, trace_into
 from .body import Body
 from .values import regroup_leaf
+
+NOT_INLINED = {"_noinline": tf.compat.v1.AttrValue(b=True)}
 
 
 class Launch:
@@ -47,46 +56,64 @@ class Launch:
         else:
             self._function = self._build(strategy)
 
-    def _build(self, strategy: tf.distribute.Strategy) -> Any:
-        body, queues = self._body, strategy.extended.queues
+    def _build(self, strategy: tf.distribute.Strategy) -> ConcreteFunction:
+        """The launch function: lock, drain, the calls, unlock."""
+        queues = strategy.extended.queues
         channels = queues.used_by([copies[0] for copies in self._captures])
-        chained = shared_state.must_chain_calls(body, self._captures, channels)
-        may_part = shared_state.synchronises_in_control_flow(body, channels)
-        per_input = [len(tf.nest.flatten(spec, expand_composites=True)) for spec in body.inputs.signature]
-        graph = FuncGraph(f"launch_{body.graph.name}")
-        num_inputs = sum(per_input)
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in body.graph.inputs[:num_inputs]]
+        results = self._body.results
+        calls = self._build_calls(channels)
+        graph = FuncGraph(f"launch_{self._body.graph.name}")
 
-        def launch(*inputs: tf.Tensor) -> list[tf.Tensor]:
-            outputs: list[tf.Tensor] = []
-            calls: list[tf.Operation] = []
-            ended: list[tf.Operation] = []
+        def launch(*inputs: tf.Tensor) -> Sequence[tf.Tensor]:
             lock = tf.raw_ops.MutexLock(mutex=queues.mutex)
             with tf.control_dependencies([lock]):
-                ready = Queues.drain(channels) or [lock.op]
+                ready = Queues.drain(channels + ([results] if results else [])) or [lock.op]
+            with tf.control_dependencies(ready):
+                outputs, call = called_flat(graph, calls, inputs, calls.captured_inputs)
+            if results is not None:
+                with tf.control_dependencies([call]):
+                    outputs = [tensor for queue in results.outward for tensor in results.take(queue)[0]]
+            with tf.control_dependencies([call, *(output.op for output in outputs)]):
+                unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            graph.control_outputs.extend([call, unlock])
+            return outputs
+
+        trace_into(graph, launch, self._input_specs() * len(self._devices), automatic_control_dependencies=False)
+        return concrete_function(graph, NOT_INLINED)
+
+    def _build_calls(self, channels: Sequence[Channel]) -> ConcreteFunction:
+        """The function that holds one call of the body per replica."""
+        body = self._body
+        chained = shared_state.must_chain_calls(body, self._captures, channels)
+        may_part = shared_state.synchronises_in_control_flow(body, channels)
+        specs = self._input_specs()
+        graph = FuncGraph(f"replicas_{body.graph.name}")
+
+        def replicas(*inputs: tf.Tensor) -> list[tf.Tensor]:
+            outputs: list[tf.Tensor] = []
+            calls: list[tf.Operation] = []
             for replica, device in enumerate(self._devices):
-                before = ready + (calls[-1:] if chained else [])
-                with tf.control_dependencies(before), tf.device(device), tf.name_scope(f"replica_{replica}"):
-                    results, call = self._call(graph, replica, inputs[replica * num_inputs:(replica + 1) * num_inputs])
+                own = inputs[replica * len(specs):(replica + 1) * len(specs)]
+                captures = [copies[replica] for copies in self._captures]
+                with tf.control_dependencies(calls[-1:] if chained else []), tf.device(device), \
+                        tf.name_scope(f"replica_{replica}"):
+                    results, call = called_flat(graph, body.function, own, captures)
                 outputs.extend(results)
                 calls.append(call)
                 if may_part:
                     with tf.control_dependencies([call]):
-                        ended += Queues.send_ended(channels, replica)
-            with tf.control_dependencies(calls + ended):
-                unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-            graph.control_outputs.extend([*calls, unlock])
+                        graph.control_outputs.extend(Queues.send_ended(channels, replica))
+            graph.control_outputs.extend(calls)
             return outputs
 
-        trace_into(graph, launch, specs * len(self._devices), automatic_control_dependencies=False)
-        return concrete_function(graph, {})
+        trace_into(graph, replicas, specs * len(self._devices), automatic_control_dependencies=False)
+        return concrete_function(graph, NOT_INLINED)
 
-    def _call(self, graph: FuncGraph, replica: int,
-              inputs: Sequence[tf.Tensor]) -> tuple[Sequence[tf.Tensor], tf.Operation]:
-        before = len(graph.get_operations())
-        results = call_flat(self._body.function, inputs, [copies[replica] for copies in self._captures])
-        created = graph.get_operations()[before:]
-        return results, next(op for op in reversed(created) if op.type.endswith("PartitionedCall"))
+    def _input_specs(self) -> list[tf.TensorSpec]:
+        """The flat inputs of one replica."""
+        graph = self._body.graph
+        own = graph.inputs[:len(graph.inputs) - len(graph.internal_captures)]
+        return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in own]
 
     def __call__(self, tensors: Sequence[Sequence[tf.Tensor]]) -> Any:
         """Runs the body on every replica.
@@ -101,11 +128,23 @@ class Launch:
         outputs = self._function._call_flat(flat, self._function.captured_inputs)
         outputs = [] if outputs is None or isinstance(outputs, tf.Operation) else tf.nest.flatten(outputs)
         structure = self._body.structure
-        count = len(self._body.graph.outputs)
+        shapes = self._body.result_shapes
+        count = len(shapes)
+        for output, shape in zip(outputs, shapes * len(self._devices), strict=True):
+            output.set_shape(shape)
         by_replica = [structure.pack(list(outputs[replica * count:(replica + 1) * count]))
                       for replica in range(len(self._devices))]
         leaves = [regroup_leaf(leaves) for leaves in zip(*by_replica, strict=True)]
         return tf.nest.pack_sequence_as(structure.template, leaves)
+
+
+def called_flat(graph: FuncGraph, function: ConcreteFunction, inputs: Sequence[tf.Tensor],
+                captures: Sequence[tf.Tensor]) -> tuple[Sequence[tf.Tensor], tf.Operation]:
+    """Calls `function` in `graph`; returns its outputs and the op of the call."""
+    before = len(graph.get_operations())
+    outputs = call_flat(function, inputs, captures)
+    created = graph.get_operations()[before:]
+    return outputs, next(op for op in reversed(created) if op.type.endswith("PartitionedCall"))
 
 
 def replica_captures(strategy: tf.distribute.Strategy, capture: tf.Tensor) -> tuple[tf.Tensor, ...]:

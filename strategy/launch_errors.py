@@ -33,6 +33,11 @@ def naming_the_replica(strategy: tf.distribute.Strategy) -> Iterator[None]:
                 "out of the branch that depends on the replica.") from error
         if problems:
             raise tf.errors.InvalidArgumentError(error.node_def, error.op, message) from error
+        if isinstance(error, tf.errors.CancelledError):
+            raise tf.errors.CancelledError(
+                error.node_def, error.op, "`strategy.run`: a replica failed before the others had started, and TensorFlow "
+                f"reports that they were cancelled instead of why it failed. Check the step's inputs. {message}"
+            ) from error
         replica = _CALL.search(message)
         if replica is None or isinstance(error, tf.errors.OutOfRangeError):
             raise

@@ -16,6 +16,7 @@ from typing import Sequence
 
 import tensorflow as tf
 
+from ..collective._tf import ANNOTATION
 from ..collective.local import Channel
 from ._tf import FuncGraph, written_resources
 from .body import Body
@@ -77,5 +78,10 @@ def synchronises_in_control_flow(body: Body, channels: Sequence[Channel]) -> boo
     handles = {id(handle) for channel in channels
                for handle in (channel.own_inward.handles[0], channel.own_outward.handles[0])}
     inner = {id(placeholder) for outer, placeholder in body.graph.captures if id(outer) in handles}
-    return any(op.type not in ("QueueEnqueueV2", "QueueDequeueV2") and any(id(tensor) in inner for tensor in op.inputs)
+    return any(any(id(tensor) in inner for tensor in op.inputs) and not is_collective(op)
                for op in body.graph.get_operations())
+
+
+def is_collective(op: tf.Operation) -> bool:
+    """Whether an op is itself one exchange, rather than a branch, loop or function that may hold some."""
+    return ANNOTATION in op.node_def.attr
