@@ -20,13 +20,16 @@ class Copies:
         owner: What the handles belong to, for error texts: an object with a `name`, or a string.
         group: The sync group's identity; a body of another group must not use the handles.
         is_equal: Whether reading the resource gives the same on every replica.
+        is_queue: Whether the replicas exchange tensors through the resource.
     """
 
-    def __init__(self, handles: Sequence[tf.Tensor], owner: Any, group: object, is_equal: bool):
+    def __init__(self, handles: Sequence[tf.Tensor], owner: Any, group: object, is_equal: bool,
+                 is_queue: bool = False):
         self.handles = tuple(handles)
         self._owner = weakref.ref(owner) if hasattr(owner, "__weakref__") else lambda: owner
         self.group = group
         self.is_equal = is_equal
+        self.is_queue = is_queue
         self.handles[0]._lockstep_copies = weakref.ref(self)
 
     @property

@@ -51,8 +51,10 @@ class Channel:
             self.outward = [self._queue(f"{name}/out/{rank}") for rank in range(size)]
             # Replica 0's own queues and the reducer's list of queues are different captures of the same resources:
             # a launch swaps the former and leaves the latter.
-            self.own_inward = Copies([tf.identity(queue) for queue in self.inward], name, group, is_equal=False)
-            self.own_outward = Copies([tf.identity(queue) for queue in self.outward], name, group, is_equal=True)
+            self.own_inward = Copies([tf.identity(queue) for queue in self.inward], name, group, is_equal=False,
+                                     is_queue=True)
+            self.own_outward = Copies([tf.identity(queue) for queue in self.outward], name, group, is_equal=True,
+                                      is_queue=True)
 
     def _queue(self, name: str) -> tf.Tensor:
         queue = tf.raw_ops.FIFOQueueV2(component_types=self.dtypes, capacity=1, shared_name=name)

@@ -22,15 +22,15 @@ from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.types.core import Tensor as CoreTensor
 
 OpCallback = Callable[..., Sequence[tf.Tensor] | None]
 
 __all__ = [
-    "CompositeTensor", "ConcreteFunction", "CoreTensor", "FuncGraph", "PolymorphicFunction", "call_flat",
-    "callbacks_on_ops", "concrete_function", "convert_with_autograph", "enumerate_registry", "for_loop_registry",
-    "for_stmt", "lift_to_graph", "trace_into",
-    "written_resources",
+    "CompositeTensor", "ConcreteFunction", "CoreTensor", "FuncGraph", "PolymorphicFunction", "ResourceVariable",
+    "call_flat", "callbacks_on_ops", "concrete_function", "convert_with_autograph", "enumerate_registry",
+    "for_loop_registry", "for_stmt", "lift_to_graph", "trace_into", "written_resources",
 ]
 
 

@@ -13,6 +13,7 @@ from .cross_replica import combine_along, combine_components, gather_components
 from .distributed_dataset import DistributedDataset
 from .engine import Engine
 from .extended import ReplicatedExtended
+from .plan import Plan
 from .values import is_distributed
 
 
@@ -76,16 +77,42 @@ class Strategy(tf.distribute.Strategy):
                 components than there are replicas.
             CollectiveMismatchError: The replicas met in different collectives.
         """
-        if tf.distribute.get_replica_context() is not None and replica_scope.current() is not None:
-            raise RuntimeError(f"`strategy.run`: called with {getattr(fn, '__name__', fn)!r} inside another "
-                               "`strategy.run`. A replica cannot start replicas. Call the function itself.")
-        if not isinstance(args, (list, tuple)):
-            raise ValueError(f"`strategy.run`: `args` is {args!r}. Expected a list or tuple: `args=(value,)`.")
+        self._check_run(fn, args)
         if options is not None and options != tf.distribute.RunOptions():
             raise ValueError(f"`strategy.run`: `options` is {options}. They concern TPUs only. Leave them out.")
         self._say_whole_batches(args)
         with self.scope():
             return self._engine.run(fn, args, kwargs or {})
+
+    def _check_run(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
+        if tf.distribute.get_replica_context() is not None and replica_scope.current() is not None:
+            raise RuntimeError(f"`strategy.run`: called with {getattr(fn, '__name__', fn)!r} inside another "
+                               "`strategy.run`. A replica cannot start replicas. Call the function itself.")
+        if not isinstance(args, (list, tuple)):
+            raise ValueError(f"`strategy.run`: `args` is {args!r}. Expected a list or tuple: `args=(value,)`.")
+
+    def plan(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Plan:
+        """Returns what `run(fn, args, kwargs)` will do, without running it, see `Plan`.
+
+        The step is traced, so variables that it makes are made.
+
+        >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> plan = strategy.plan(lambda x: tf.distribute.get_replica_context().all_reduce("SUM", x), (tf.zeros([2]),))
+        >>> [(exchange.kind, exchange.num_bytes) for exchange in plan.exchanges]
+        [('all-reduce', 8)]
+
+        Args:
+            fn: As in `run`; a plain function is planned as a `tf.function`.
+            args: As in `run`.
+            kwargs: As in `run`.
+
+        Raises:
+            RuntimeError: Called inside `run`.
+            ValueError: `args` is no list or tuple.
+        """
+        self._check_run(fn, args)
+        with self.scope():
+            return self._engine.plan(fn, args, kwargs or {})
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combines a per-replica value into one.

@@ -19,6 +19,7 @@ from .arguments import Arguments
 from .invariance import mark_shared_input
 from .replica_context import ReplicaContext
 from .replicated_variable import ReplicatedVariable
+from .shared_state import Sharing, order_shared_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Body:
         inputs: The arguments it was traced for.
         results: Where the replicas put their results, or None if the body returns them.
         result_shapes: The static shapes of one replica's flat results.
+        sharing: How the replicas keep the order in which they change state that exists once.
     """
 
     graph: FuncGraph
@@ -40,6 +42,7 @@ class Body:
     inputs: Arguments
     results: Channel | None
     result_shapes: list[tf.TensorShape]
+    sharing: Sharing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,24 +131,8 @@ def trace_body(strategy: tf.distribute.Strategy, name: str, function: Callable[.
                 return []
         return tensors
 
-    with _strategy_outside(strategy):
-        trace_into(graph, step, arguments.signature, automatic_control_dependencies=True)
-    not_inlined = {"_noinline": tf.compat.v1.AttrValue(b=True)}
-    return Body(graph, concrete_function(graph, not_inlined), traced[0][0], arguments, channels[0] if channels else None,
-                traced[0][1])
-
-
-class _strategy_outside:
-    """Makes the strategy current for code of the step that runs under `tf.init_scope`, such as making variables."""
-
-    def __init__(self, strategy: tf.distribute.Strategy):
-        self._strategy = strategy
-
-    def __enter__(self) -> None:
-        with tf.init_scope():
-            self._scope = self._strategy.scope()
-            self._scope.__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        with tf.init_scope():
-            self._scope.__exit__(*exception)
+    trace_into(graph, step, arguments.signature, automatic_control_dependencies=True)
+    sharing = order_shared_state(graph, extended.turns) if member.size > 1 else Sharing.NOTHING
+    function = concrete_function(graph, {"_noinline": tf.compat.v1.AttrValue(b=True)})
+    structure, shapes = traced[0]
+    return Body(graph, function, structure, arguments, channels[0] if channels else None, shapes, sharing)

@@ -25,6 +25,7 @@ from .function_key import Closure, Keys, closure_keys
 from .launch import Launch
 from .launch_errors import naming_the_replica
 from .one_by_one import run_one_by_one
+from .plan import Plan, plan_of
 from .replica_context import ReplicaContext
 
 # Launches kept per strategy. A program has a few; a limit keeps a leak of new functions from growing for ever.
@@ -54,6 +55,19 @@ class Engine:
         if self._strategy.num_replicas_in_sync == 1:
             return self._in_place(convert_with_autograph(function, always=False), args, kwargs)
         return self._launch_in_graph(function, args, kwargs)
+
+    def plan(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
+        """Traces `function` as a launch would, and returns the plan of its body."""
+        python_function, with_autograph = _python_function(function)
+        try:
+            arguments = Arguments(args, kwargs, Closure(python_function), self._num_local, arrays_are_tensors=True)
+        except DifferentObjectsError as error:
+            raise ValueError(
+                "`strategy.plan`: the replicas get different Python objects as arguments, so the step has no one plan. "
+                "Pass tensors where the replicas differ.") from error
+        name = _name(python_function)
+        body = trace_body(self._strategy, name, python_function, arguments, with_autograph)
+        return plan_of(body, name, self._strategy.num_replicas_in_sync)
 
     def _one_by_one(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self._strategy.num_replicas_in_sync == 1:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
 from ..collective import CollectiveOptions, Copies, Member, QueueMember, Queues, ReduceOp, SoloMember, all_gather
 from ..collective import all_reduce as all_reduce_values
+from ..collective.turns import Turns
 from . import replica_scope
 from .cross_replica import combine_components, gather_components
 from .devices import ReplicaPins
@@ -45,6 +47,11 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         self.random_streams = RandomStreams(strategy)
         self.queues = Queues(f"lockstep/{id(self)}", len(devices), self)
         self.traced_member: Member = self._make_traced_member()
+
+    @functools.cached_property
+    def turns(self) -> Turns:
+        """The turns that the replicas take around state that exists once."""
+        return Turns(f"lockstep/{id(self)}/turns", len(self._devices), self)
 
     def _make_traced_member(self) -> Member:
         if len(self._devices) == 1:

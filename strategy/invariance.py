@@ -12,6 +12,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ..collective import Copies
+from ..collective._tf import ANNOTATION
 from ._tf import FuncGraph
 
 SHARED_INPUT = "_lockstep_shared_input"
@@ -35,6 +36,8 @@ def is_equal_on_all_replicas(tensor: tf.Tensor) -> bool:
                 return False
             continue
         op = at.op
+        if ANNOTATION in op.node_def.attr:  # A collective: its result is shared.
+            continue
         if op.type == "Placeholder":
             source = _source(at)
             if source is None:
@@ -70,4 +73,5 @@ def _is_equal_capture(eager: tf.Tensor) -> bool:
     if eager.dtype != tf.resource:
         return eager.dtype != tf.variant
     copies = Copies.of(eager)
-    return copies is None or copies.is_equal
+    # State that exists once may be changed by the replicas in turn, and then they read different values.
+    return copies.is_equal if copies is not None else getattr(eager, "_lockstep_queue", False)

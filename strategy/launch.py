@@ -9,8 +9,8 @@ replica's own inputs and with the replica's own copies in place of the captures 
                body(inputs_1, captures_1) on device 1
                ...
 
-The graphs have no automatic control dependencies: they would chain the calls, and replicas that wait for each other would
-never meet. All calls are control outputs, so no result that is ignored can make a call vanish. The lock lets launches
+The graphs have no automatic control dependencies: they would chain the calls, and replicas that wait for each other
+would never meet. All calls are control outputs, so no ignored result can make a call vanish. The lock lets launches
 of one strategy follow each other, from whichever thread or graph they come; draining removes what a failed launch left
 in the queues.
 
@@ -27,9 +27,9 @@ import tensorflow as tf
 
 from ..collective import Copies, Queues
 from ..collective.local import Channel
-from . import shared_state
 from ._tf import ConcreteFunction, FuncGraph, call_flat, concrete_function, trace_into
 from .body import Body
+from .shared_state import Sharing, synchronises_in_control_flow
 from .values import regroup_leaf
 
 NOT_INLINED = {"_noinline": tf.compat.v1.AttrValue(b=True)}
@@ -44,7 +44,6 @@ class Launch:
 
     Raises:
         ValueError: The body uses a variable of another strategy.
-        RuntimeError: The body shares state between replicas in a way that has no order, see shared_state.py.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, body: Body):
@@ -61,13 +60,17 @@ class Launch:
         queues = strategy.extended.queues
         channels = queues.used_by([copies[0] for copies in self._captures])
         results = self._body.results
+        turns = [strategy.extended.turns] if self._body.sharing is Sharing.TURNS else []
         calls = self._build_calls(channels)
         graph = FuncGraph(f"launch_{self._body.graph.name}")
 
         def launch(*inputs: tf.Tensor) -> Sequence[tf.Tensor]:
             lock = tf.raw_ops.MutexLock(mutex=queues.mutex)
             with tf.control_dependencies([lock]):
-                ready = Queues.drain(channels + ([results] if results else [])) or [lock.op]
+                ready = Queues.drain([*channels, *([results] if results else []), *turns]) or [lock.op]
+            if turns:
+                with tf.control_dependencies(ready):
+                    ready = [turns[0].start()]
             with tf.control_dependencies(ready):
                 outputs, call = called_flat(graph, calls, inputs, calls.captured_inputs)
             if results is not None:
@@ -84,8 +87,8 @@ class Launch:
     def _build_calls(self, channels: Sequence[Channel]) -> ConcreteFunction:
         """The function that holds one call of the body per replica."""
         body = self._body
-        chained = shared_state.must_chain_calls(body, self._captures, channels)
-        may_part = shared_state.synchronises_in_control_flow(body, channels)
+        chained = body.sharing is Sharing.CHAINED_CALLS
+        may_part = synchronises_in_control_flow(body.graph, channels)
         specs = self._input_specs()
         graph = FuncGraph(f"replicas_{body.graph.name}")
 

@@ -35,8 +35,9 @@ def naming_the_replica(strategy: tf.distribute.Strategy) -> Iterator[None]:
             raise tf.errors.InvalidArgumentError(error.node_def, error.op, message) from error
         if isinstance(error, tf.errors.CancelledError):
             raise tf.errors.CancelledError(
-                error.node_def, error.op, "`strategy.run`: a replica failed before the others had started, and TensorFlow "
-                f"reports that they were cancelled instead of why it failed. Check the step's inputs. {message}"
+                error.node_def, error.op, "`strategy.run`: a replica failed before the others had started, and "
+                "TensorFlow reports that they were cancelled instead of why it failed. Check the step's inputs. "
+                f"{message}"
             ) from error
         replica = _CALL.search(message)
         if replica is None or isinstance(error, tf.errors.OutOfRangeError):

@@ -17,6 +17,7 @@ from typing import Any, Callable, Sequence
 import tensorflow as tf
 
 from . import replica_scope
+from .variable_creation import make_own_variable
 
 PHILOX = 1
 
@@ -91,7 +92,7 @@ class RandomStreams:
                 "on every replica. Draw with `tf.random.uniform`, `normal`, `truncated_normal` or `shuffle`, with the "
                 "`tf.random.stateless_*` functions and a seed of the replica's own, or outside of the step.")
         named = dict(zip(attrs[::2], attrs[1::2]))
-        stream = self._new_stream(named.get("seed", 0), named.get("seed2", 0))
+        stream = self._new_stream(named["seed"].i, named["seed2"].i)
         state = tf.raw_ops.RngReadAndSkip(resource=stream.handle, alg=PHILOX, delta=_blocks(outputs[0]))
         counter = tf.bitcast(state[:2], tf.uint64)
         key = tf.bitcast(state[2:3], tf.uint64)
@@ -103,13 +104,12 @@ class RandomStreams:
         number = next(self._numbers)
         unseeded = seed == 0 and seed2 == 0
         base = os.urandom(16) if unseeded else f"{seed}/{seed2}/{number}".encode()
-        with tf.init_scope():
-            with self._strategy.scope():
-                stream = tf.Variable(tf.zeros([3], tf.int64), trainable=False, name=f"random_stream_{number}",
-                                     synchronization=tf.VariableSynchronization.ON_READ)
-            for replica, copy in enumerate(stream.values):
-                digest = hashlib.sha256(base + f"/{replica}".encode()).digest()
-                copy.assign([0, 0, int.from_bytes(digest[:8], "little", signed=True)])
+
+        def start(replica: int) -> list[int]:
+            digest = hashlib.sha256(base + f"/{replica}".encode()).digest()
+            return [0, 0, int.from_bytes(digest[:8], "little", signed=True)]
+
+        stream = make_own_variable(self._strategy, start, tf.int64, f"random_stream_{number}")
         self.variables.append(stream)
         return stream
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator
 import tensorflow as tf
 
 from . import replica_scope
-from ._tf import lift_to_graph
+from ._tf import ResourceVariable, lift_to_graph
 from .aggregation import check_new_variable
 from .mirrored_variable import MirroredVariable
 from .replicated_variable import ReplicatedVariable
@@ -73,12 +73,30 @@ def create_variable(strategy: tf.distribute.Strategy, next_creator: NextCreator,
     return make()
 
 
+def make_own_variable(strategy: tf.distribute.Strategy, start: Callable[[int], Any], dtype: tf.DType,
+                      name: str) -> SyncOnReadVariable:
+    """Makes a variable of each replica's own, with a start value for each; also while a step is traced.
+
+    Args:
+        strategy: The strategy whose replicas own the copies.
+        start: Gives the value of a replica's copy.
+        dtype: The variable's dtype.
+        name: The variable's name.
+    """
+    copies = []
+    with tf.init_scope():
+        for replica, device in enumerate(strategy.extended.worker_devices):
+            with tf.device(device):
+                copies.append(ResourceVariable(start(replica), trainable=False, dtype=dtype, name=f"{name}/{replica}"))
+    return SyncOnReadVariable(strategy, copies, tf.VariableAggregation.NONE)
+
+
 def _make_copies(strategy: tf.distribute.Strategy, next_creator: NextCreator,
                  kwargs: dict[str, Any]) -> list[tf.Variable]:
     if tf.executing_eagerly():
         creator, arguments = next_creator, dict(kwargs)
     else:
-        creator, arguments = tf.Variable, {key: kwargs[key] for key in _PUBLIC_ARGUMENTS if key in kwargs}
+        creator, arguments = ResourceVariable, {key: kwargs[key] for key in _PUBLIC_ARGUMENTS if key in kwargs}
         arguments["initial_value"] = _lifted(kwargs.get("initial_value"), kwargs.get("name"))
     copies: list[tf.Variable] = []
     with tf.init_scope():

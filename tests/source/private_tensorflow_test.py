@@ -56,6 +56,8 @@ PRIVATE_NAMES = {
         "launches have no automatic control dependencies",
     "tensorflow.python.framework.op_callbacks":
         "random ops are replaced as they are made, in nested functions too",
+    "tensorflow.python.ops.resource_variable_ops.ResourceVariable":
+        "tf.Variable in a tf.function goes through its creators, and is refused after the first call",
     "tensorflow.python.types.core.Tensor":
         "tf.is_tensor(variable) is true, as for plain variables",
 }
