@@ -2,7 +2,7 @@
 
 from . import training
 from .collective import CollectiveError, CollectiveMismatchError, CollectiveOptions, ReduceOp
-from .strategy import MirroredStrategy, PerReplica, Strategy, average_loss
+from .strategy import MirroredStrategy, PerReplica, Plan, Strategy, average_loss
 
 __all__ = [
     "CollectiveError",
@@ -10,6 +10,7 @@ __all__ = [
     "CollectiveOptions",
     "MirroredStrategy",
     "PerReplica",
+    "Plan",
     "ReduceOp",
     "Strategy",
     "average_loss",

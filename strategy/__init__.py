@@ -6,6 +6,7 @@ from .distributed_dataset import DistributedDataset
 from .distributed_iterator import DistributedIterator
 from .mirrored_strategy import MirroredStrategy
 from .mirrored_variable import MirroredVariable
+from .plan import Plan
 from .replica_context import ReplicaContext
 from .sync_on_read_variable import SyncOnReadVariable
 from .values import Mirrored, PerReplica
@@ -17,6 +18,7 @@ __all__ = [
     "MirroredStrategy",
     "MirroredVariable",
     "PerReplica",
+    "Plan",
     "ReplicaContext",
     "Strategy",
     "SyncOnReadVariable",

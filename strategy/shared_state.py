@@ -55,10 +55,10 @@ def order_shared_state(graph: FuncGraph, turns: Turns) -> Sharing:
     if reachable(touching, forward=True) & reachable(touching, forward=False) & collectives:
         names = ", ".join(sorted(_describe(graph, placeholder) for placeholder in state.values()))
         raise RuntimeError(
-            f"`strategy.run`: the step changes {names}, which exists once, and synchronises the replicas in between, "
-            "or in the same branch, loop or function. Each replica would have to wait for the others before its turn "
-            "to change it ends. Make it under `strategy.scope()`, pass its value to the step as an argument, or change it "
-            "outside of `strategy.run`.")
+            f"`strategy.run`: the step changes {names}, which exists once, and synchronises the replicas in "
+            "between, or in the same branch, loop or function. Each replica would have to wait for the others before "
+            "its turn to change it ends. Make it under `strategy.scope()`, pass its value to the step as an argument, "
+            "or change it outside of `strategy.run`.")
     with graph.as_default(), tf.control_dependencies(None):
         begin = turns.begin()
         for op in touching:

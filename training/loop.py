@@ -42,6 +42,8 @@ def make_loop(
     step: Callable[[Any], Any],
     outputs: StepOutputs,
     counter: tf.Variable | None = None,
+    *,
+    at_most_one: bool = False,
 ) -> Loop:
     """Makes the function that runs a number of steps.
 
@@ -53,6 +55,8 @@ def make_loop(
       step: Called on each replica with its part of a batch.
       outputs: Takes what the step returns.
       counter: Raised by one after each step.
+      at_most_one: Whether the number of steps is 0 or 1 in every call. The function then holds no loop, and a step
+        that fails raises its own error; in a loop TensorFlow 2.21 may report that other replicas were cancelled.
 
     Returns:
       A `tf.function` of (iterator, number of steps as int64 scalar, totals so far). It returns
@@ -90,10 +94,14 @@ def make_loop(
             )
             return done, has_data, totals
 
+        start = (tf.constant(0, tf.int64), tf.constant(True), totals.values)
+        if at_most_one:
+            done, _, added_up = tf.cond(num_steps > 0, lambda: next_step(*start), lambda: start)
+            return {"num_steps": done, "totals": _as_ragged(added_up)}
         done, _, added_up = tf.while_loop(
             goes_on,
             next_step,
-            (tf.constant(0, tf.int64), tf.constant(True), totals.values),
+            start,
             shape_invariants=(tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([None])),
             # A step starts when the one before has ended: their updates must not mix.
             parallel_iterations=1,

@@ -115,7 +115,8 @@ class Trainer:
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
         self._outputs = StepOutputs("train_step")
-        self._train_loop = make_loop(strategy, train_step, self._outputs, self._step)
+        self._train_loop = make_loop(strategy, train_step, self._outputs, self._step,
+                                     at_most_one=self._steps_per_loop == 1)
         # Kept, so that an evaluation after every epoch neither traces nor distributes again.
         self._eval_loop = functools.lru_cache(_EVALUATIONS_KEPT)(self._make_eval_loop)
         self._eval_data = functools.lru_cache(_EVALUATIONS_KEPT)(self._distribute_eval_data)
@@ -248,7 +249,7 @@ class Trainer:
 
     def _make_eval_loop(self, eval_step: Step) -> tuple[Loop, StepOutputs]:
         outputs = StepOutputs("eval_step")
-        return make_loop(self._strategy, eval_step, outputs), outputs
+        return make_loop(self._strategy, eval_step, outputs, at_most_one=self._steps_per_loop == 1), outputs
 
     def _distribute_eval_data(self, eval_data: Any) -> DistributedData:
         return distribute(self._strategy, eval_data, "eval_data")

@@ -15,6 +15,7 @@ def number():
 def test_plain_variable_is_written_by_each_replica_in_turn_100_times(num_replicas):
     strategy = mirrored(num_replicas)
     plain = tf.Variable(0.0)
+
     @tf.function
     def step():
         plain.assign(plain + 1.0)
