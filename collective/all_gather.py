@@ -7,7 +7,7 @@ from typing import Sequence
 import tensorflow as tf
 
 from .buckets import num_bytes
-from .member import Exchange, Member, Parts
+from .member import Exchange, Member
 
 
 def _what(kind: str, tensor: tf.Tensor, name: str = "") -> Exchange:
@@ -64,12 +64,13 @@ def broadcast(member: Member, tensors: Sequence[tf.Tensor], root: int, name: str
         return list(tensors)
     results = member.exchange(tensors, lambda parts: parts[root], _what("broadcast", tensors[0], name))
     for result, tensor in zip(results, tensors):
-        result.set_shape(tensor.shape)
+        if result.shape.rank is None:  # Else the root's shape is known, and it is the one that counts.
+            result.set_shape(tensor.shape)
     return results
 
 
 def agree(member: Member, tensor: tf.Tensor, name: str, advice: str) -> tf.Tensor:
-    """Returns `tensor` after checking that it is the same, bit for bit, on every member.
+    """Returns `tensor` after checking that it has the same shape and values, as `same_bits` says, on every member.
 
     Synchronisation: every member calls, with the same dtype.
 
@@ -79,19 +80,25 @@ def agree(member: Member, tensor: tf.Tensor, name: str, advice: str) -> tf.Tenso
     if member.size == 1:
         return tensor
 
-    def differences(parts: Parts) -> tf.Tensor:
-        same = tf.reduce_all(tf.stack([same_bits(parts[0][0], other) for other, in parts[1:]]))
-        shown = tf.strings.join([tf.strings.format("{}", part, summarize=3) for part, in parts], separator=", ")
-        return tf.cond(same, lambda: tf.constant(""), lambda: tf.strings.join(
-            [f"{name}: the replicas' values differ. By rank: ", shown, f". {advice}"]))
-
-    agreed, = member.exchange([tensor], lambda parts: parts[0], _what("agree", tensor, name), verdict=differences)
+    agreed, = member.exchange([tensor], lambda parts: parts[0], _what("agree", tensor, name),
+                              verdict=lambda parts: difference([part for part, in parts], name, advice))
     agreed.set_shape(tensor.shape)
     return agreed
 
 
+def difference(values: Sequence[tf.Tensor], name: str, advice: str) -> tf.Tensor:
+    """A string scalar: "" where all values are the same, else `name`, the values by rank, and `advice`."""
+    same = tf.reduce_all(tf.stack([same_bits(values[0], other) for other in values[1:]]))
+    shown = tf.strings.join([tf.strings.format("{}", value, summarize=3) for value in values], separator=", ")
+    return tf.cond(same, lambda: tf.constant(""), lambda: tf.strings.join(
+        [f"{name}: the replicas' values differ. By rank: ", shown, f". {advice}"]))
+
+
 def same_bits(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """Whether two tensors have the same shape and values, NaN being equal to NaN: a bool scalar."""
+    if not one.shape.is_compatible_with(other.shape):
+        return tf.constant(False)
+
     def equal() -> tf.Tensor:
         same = tf.equal(one, other)
         if one.dtype.is_floating:

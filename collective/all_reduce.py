@@ -17,9 +17,10 @@ from typing import Callable, Sequence, TypeAlias
 
 import tensorflow as tf
 
-from .buckets import Bucket, num_bytes, plan_buckets
-from .device_collectives import device_all_reduce
-from .member import Exchange, Member
+from .all_gather import difference
+from .buckets import num_bytes, plan_buckets
+from .device_collectives import ONE_SHAPE, can_reduce, device_all_reduce
+from .member import Exchange, Member, Parts
 from .options import CollectiveOptions
 from .reduce_op import ReduceOp, combine, combine_slices
 
@@ -44,6 +45,7 @@ def all_reduce(member: Member, op: ReduceOp, values: Sequence[Value], options: C
     Raises:
         ValueError: A value is None.
         TypeError: The op means nothing for a dtype, or for sparse rows.
+        tf.errors.InvalidArgumentError: The shapes of a dense value differ between members.
     """
     where = "all_reduce"
     for index, value in enumerate(values):
@@ -53,6 +55,8 @@ def all_reduce(member: Member, op: ReduceOp, values: Sequence[Value], options: C
     values = [value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value) for value in values]
     for value in values:
         op.check_dtype(value.dtype, where)
+        if isinstance(value, tf.IndexedSlices):
+            op.check_sparse(where)
     if member.size == 1:
         return [value if value.dtype == op.result_dtype(value.dtype) else tf.cast(value, op.result_dtype(value.dtype))
                 for value in values]
@@ -68,13 +72,16 @@ def all_reduce(member: Member, op: ReduceOp, values: Sequence[Value], options: C
 
 def choose_algorithm(implementation: str, member: Member) -> str:
     """The algorithm for a group, from `CollectiveOptions.implementation`."""
-    if implementation == "naive" or not member.can_use_device_collectives:
-        return "naive" if implementation == "naive" else "local"
-    if implementation == "auto":
-        return "nccl" if all(_is_gpu(device) for device in member.devices) else "local"
-    if implementation == "nccl" and not all(_is_gpu(device) for device in member.devices):
+    on_gpus = all(_is_gpu(device) for device in member.devices)
+    if implementation == "nccl" and not on_gpus:
         raise ValueError(f"`all_reduce`: implementation 'nccl' on devices {', '.join(member.devices)}. NCCL reduces "
                          "between GPUs only. Use 'auto', 'local' or 'ring'.")
+    if implementation == "naive":
+        return "naive"
+    if not member.can_use_device_collectives:
+        return "local"
+    if implementation == "auto":
+        return "nccl" if on_gpus else "local"
     return implementation
 
 
@@ -93,8 +100,9 @@ def _dense(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], options: 
         results: list[tf.Tensor | None] = [None] * len(tensors)
         for bucket in plan_buckets([(tensor.shape, tensor.dtype) for tensor in tensors], bucket_bytes):
             part = [tensors[index] for index in bucket.indices]
-            what = Exchange("all-reduce", op.name, bucket.dtype.name, algorithm, bucket.num_bytes, _names(part))
-            for index, reduced in zip(bucket.indices, ALGORITHMS[algorithm](member, op, part, bucket, what)):
+            own = algorithm if algorithm == "naive" or can_reduce(op, bucket.dtype) else "local"
+            what = Exchange("all-reduce", op.name, bucket.dtype.name, own, bucket.num_bytes, _names(part))
+            for index, reduced in zip(bucket.indices, ALGORITHMS[own](member, op, part, what)):
                 reduced.set_shape(tensors[index].shape)
                 results[index] = reduced
         return results
@@ -122,15 +130,20 @@ def _names(tensors: Sequence[tf.Tensor]) -> tuple[str, ...]:
     return tuple(tensor.name for tensor in tensors)
 
 
-def _local(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], bucket: Bucket,
-           what: Exchange) -> list[tf.Tensor]:
+def _local(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exchange) -> list[tf.Tensor]:
     """The bucket's tensors meet as they are: no packing, since they pass by reference."""
+    def unequal_shapes(parts: Parts) -> tf.Tensor:
+        return tf.strings.join([difference([tf.shape(part) for part in column], f"`all_reduce`: the shape of {name}",
+                                           ONE_SHAPE) for name, column in zip(what.tensors, zip(*parts, strict=True))])
+
+    # Static shapes of a body are those of all replicas; replicas that run one by one have shapes of their own.
+    are_equal = member.can_use_device_collectives and all(tensor.shape.is_fully_defined() for tensor in tensors)
     return member.exchange(tensors, lambda parts: [combine(op, column) for column in zip(*parts, strict=True)], what,
-                           [op.result_dtype(tensor.dtype) for tensor in tensors])
+                           [op.result_dtype(tensor.dtype) for tensor in tensors],
+                           verdict=None if are_equal else unequal_shapes)
 
 
-def _ring(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], bucket: Bucket,
-          what: Exchange) -> list[tf.Tensor]:
+def _ring(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exchange) -> list[tf.Tensor]:
     """The bucket's tensors, flattened into one, in TensorFlow's collective op."""
     flat = tensors[0] if len(tensors) == 1 else tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
     reduced = device_all_reduce(member, op, flat, what)

@@ -1,8 +1,12 @@
 """TensorFlow's collective ops, for the algorithms `ring` and `nccl`.
 
 The runtime pairs the calls of a group by (group key, instance key). Bodies are traced once, so a call site has one
-instance key, the same on every replica; a launch at a time uses it. TensorFlow binds an instance key to the first shape
-it sees, so a tensor whose shape is not static derives its key from the shape at run time.
+instance key, the same on every replica; a launch at a time uses it. Automatic control dependencies keep the calls of a
+body in program order, since the op is stateful: no ordering token is needed.
+
+TensorFlow binds an instance key to the first shape it sees, and another shape breaks every collective of the process.
+So a tensor whose shape is not static is flattened and padded to one of `PADDED_SIZES`, each of which has a key of its
+own. Replicas with different shapes would wait for each other under different keys: they agree on the shape first.
 """
 
 from __future__ import annotations
@@ -10,29 +14,57 @@ from __future__ import annotations
 import tensorflow as tf
 
 from . import _tf
+from .all_gather import agree
 from .member import Exchange, Member
 from .reduce_op import ReduceOp
 
 MERGE = {ReduceOp.SUM: "Add", ReduceOp.MEAN: "Add", ReduceOp.MIN: "Min", ReduceOp.MAX: "Max", ReduceOp.PROD: "Mul"}
 
-# A call site owns this many instance keys; shapes that are not static choose among them.
-KEYS_PER_SITE = 1 << 12
+ONE_SHAPE = "Every replica must pass one shape: drop or pad the last partial batch."
+DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+# Sizes below 2**40 with four significant bits: padding adds an eighth at most.
+PADDED_SIZES = (*range(1, 8), *(steps << shift for shift in range(37) for steps in range(8, 16)))
+
+# A call site owns this many instance keys: one for a static shape, or one for each padded size.
+KEYS_PER_SITE = 1 << 9
+
+
+def can_reduce(op: ReduceOp, dtype: tf.DType) -> bool:
+    """Whether TensorFlow's op reduces tensors of `dtype`."""
+    return dtype == tf.bool or op.result_dtype(dtype) in DTYPES
 
 
 def device_all_reduce(member: Member, op: ReduceOp, tensor: tf.Tensor, what: Exchange) -> tf.Tensor:
     """Reduces `tensor` over the group's devices with CollectiveReduceV2, the hint being `what.algorithm`.
 
     Synchronisation: every member calls, with the same shape and dtype.
+
+    Raises:
+        tf.errors.InvalidArgumentError: The shape is not static, and differs between the members.
     """
     if tensor.dtype == tf.bool:
         wide = device_all_reduce(member, op, tf.cast(tensor, tf.int32), what)
         return tf.cast(wide, tf.bool)
     operand = tf.cast(tensor, op.result_dtype(tensor.dtype))
+    first_key = member.next_instance_key() * KEYS_PER_SITE % (1 << 31)
+    if operand.shape.is_fully_defined():
+        return _reduce(member, op, operand, tf.constant(first_key), what)
+    shape = agree(member, tf.shape(operand), f"`all_reduce`: the shape of {tensor.name}", ONE_SHAPE)
+    count = tf.reduce_prod(tf.cast(shape, tf.int64))
+    sizes = tf.constant(PADDED_SIZES, tf.int64)
+    which = tf.reduce_sum(tf.cast(sizes < count, tf.int32))
+    padded = tf.pad(tf.reshape(operand, [-1]), [[0, sizes[which] - count]])
+    reduced = _reduce(member, op, padded, first_key + which, what)
+    return tf.reshape(reduced[:count], shape)
+
+
+def _reduce(member: Member, op: ReduceOp, operand: tf.Tensor, instance_key: tf.Tensor, what: Exchange) -> tf.Tensor:
     reduced = tf.raw_ops.CollectiveReduceV2(
         input=operand,
         group_size=member.size,
         group_key=member.group_key,
-        instance_key=instance_key(member.next_instance_key(), operand),
+        instance_key=instance_key,
         ordering_token=[],
         merge_op=MERGE[op],
         final_op="Div" if op is ReduceOp.MEAN else "Id",
@@ -40,13 +72,3 @@ def device_all_reduce(member: Member, op: ReduceOp, tensor: tf.Tensor, what: Exc
     )
     _tf.annotate(reduced.op, what.to_json())
     return reduced
-
-
-def instance_key(site: int, tensor: tf.Tensor) -> tf.Tensor:
-    """The key of a call site for the shape that `tensor` has: an int32 scalar, equal on every replica."""
-    first = site * KEYS_PER_SITE % (1 << 31)
-    if tensor.shape.is_fully_defined():
-        return tf.constant(first, tf.int32)
-    # A polynomial in the dimensions, modulo a prime below KEYS_PER_SITE: 0 is left to static shapes.
-    mixed = tf.reduce_sum(tf.shape(tensor, tf.int64) * tf.range(1, tf.rank(tensor) + 1, dtype=tf.int64) ** 2)
-    return tf.cast(first + 1 + mixed % 4093, tf.int32)

@@ -10,8 +10,8 @@ variable's. One exchange, in every body:
     3. dequeue the result from my out-queue.
 
 Tensors pass by reference, so the result is shared and nothing is copied. A queue has fixed dtypes, so there is a pair
-for each list of dtypes (a `Channel`). Automatic control dependencies keep the exchanges of one channel in program
-order; exchanges of different channels are free to overlap.
+for each list of dtypes (a `Channel`). All exchanges of a group can write in its list of problems, so automatic control
+dependencies keep them in program order.
 
 When a replica fails, TensorFlow cancels the others, and may report a cancellation instead of the cause. So an exchange
 that fails writes the cause in the group's list of problems first, where the launch finds it.

@@ -51,6 +51,12 @@ class ReduceOp(enum.Enum):
         """The dtype of the result: that of the operands; float64 for the MEAN of integers, as in tf.distribute."""
         return tf.float64 if self is ReduceOp.MEAN and dtype.is_integer else dtype
 
+    def check_sparse(self, where: str) -> None:
+        """Raises TypeError where the op cannot be told from sparse rows alone: all but SUM and MEAN."""
+        if self not in (ReduceOp.SUM, ReduceOp.MEAN):
+            raise TypeError(f"{where}: {self.name} of tf.IndexedSlices. Only SUM and MEAN are defined for sparse rows. "
+                            "Use `tf.convert_to_tensor` first.")
+
 
 def combine(op: ReduceOp, parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Reduces equally shaped tensors, adding in the order of `parts` so that the result is the same on every run."""
@@ -58,7 +64,9 @@ def combine(op: ReduceOp, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         stacked = tf.stack(list(parts))
         return tf.reduce_all(stacked, 0) if op is ReduceOp.MIN else tf.reduce_any(stacked, 0)
     if op in (ReduceOp.SUM, ReduceOp.MEAN):
-        total = tf.add_n(list(parts)) if len(parts) > 1 else parts[0]
+        # The MEAN of integers adds in its own dtype: the sum of three times 200 is no uint8.
+        parts = [tf.cast(part, op.result_dtype(part.dtype)) for part in parts]
+        total = tf.add_n(parts) if len(parts) > 1 else parts[0]
         return mean_of_total(total, len(parts)) if op is ReduceOp.MEAN else total
     pairwise = {ReduceOp.MIN: tf.minimum, ReduceOp.MAX: tf.maximum, ReduceOp.PROD: tf.multiply}[op]
     result = parts[0]
@@ -80,9 +88,7 @@ def combine_slices(op: ReduceOp, parts: Sequence[tf.IndexedSlices], where: str) 
     Raises:
         TypeError: The op is neither SUM nor MEAN, the only ones that can be told from the rows alone.
     """
-    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
-        raise TypeError(f"{where}: {op.name} of tf.IndexedSlices. Only SUM and MEAN are defined for sparse rows. "
-                        "Use `tf.convert_to_tensor` first.")
+    op.check_sparse(where)
     values = tf.concat([part.values for part in parts], 0)
     if op is ReduceOp.MEAN:
         values = mean_of_total(values, len(parts))

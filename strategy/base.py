@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, Sequence
 
 import tensorflow as tf
@@ -9,12 +10,12 @@ from absl import logging
 
 from ..collective import CollectiveOptions, ReduceOp
 from . import replica_scope
-from .cross_replica import combine_along, combine_components, gather_components
+from .cross_replica import combine_along, combine_components, gather_components, is_keras_asking_for_a_batch
 from .distributed_dataset import DistributedDataset
 from .engine import Engine
 from .extended import ReplicatedExtended
 from .plan import Plan
-from .values import is_distributed
+from .values import is_distributed, select
 
 
 class Strategy(tf.distribute.Strategy):
@@ -39,6 +40,16 @@ class Strategy(tf.distribute.Strategy):
             raise TypeError(f"{type(self).__name__}: `options` is {options!r}. Expected a lockstep.CollectiveOptions.")
         super().__init__(ReplicatedExtended(self, devices, options))
         self._engine = Engine(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
+        """A strategy of its own on the same devices; variables stay with the strategy under which they were made."""
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        Strategy.__init__(other, self.extended.worker_devices, self.options)
+        for name, value in self.__dict__.items():
+            if name not in other.__dict__:
+                setattr(other, name, copy.deepcopy(value, memo))
+        return other
 
     @property
     def options(self) -> CollectiveOptions:
@@ -139,6 +150,8 @@ class Strategy(tf.distribute.Strategy):
         """
         self._require_cross_replica("reduce")
         op = ReduceOp.of(reduce_op)
+        if axis is None and is_keras_asking_for_a_batch():
+            return select(0, value)
         size = len(self.extended.worker_devices)
 
         def reduce_leaf(leaf: Any) -> Any:

@@ -5,6 +5,7 @@ Here all components are at hand, so this is plain arithmetic on them, in the ord
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Sequence
 
 import tensorflow as tf
@@ -36,7 +37,7 @@ def combine_components(op: ReduceOp, value: Any, size: int, where: str) -> Any:
     op.check_dtype(tensors[0].dtype, f"`{where}`")
     if len(tensors) == 1:
         return tf.cast(tensors[0], op.result_dtype(tensors[0].dtype)) if tensors[0].dtype.is_integer else tensors[0]
-    _check_shapes(tensors, where)
+    _check_shapes(tensors, where, "with `axis=None`")
     return combine(op, tensors)
 
 
@@ -46,6 +47,7 @@ def combine_along(op: ReduceOp, value: Any, axis: int | Sequence[int], size: int
     op.check_dtype(parts[0].dtype, f"`{where}`")
     axes = [checked_reduction_axis(parts[0], one, where) for one in _axes(axis, where)]
     reduced = [_BY_AXIS[op](part, axis=axes) for part in parts]
+    _check_shapes(reduced, where, f"after reducing along {axis}")
     total = combine(ReduceOp.SUM if op is ReduceOp.MEAN else op, reduced)
     if op is not ReduceOp.MEAN:
         return total
@@ -69,6 +71,17 @@ def gather_components(value: Any, axis: int) -> tf.Tensor:
             raise ValueError(f"`gather`: replica {replica} has shape {part.shape}, replica 0 has {parts[0].shape}. "
                              f"Only the sizes along axis {axis} may differ.")
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+
+
+def is_keras_asking_for_a_batch() -> bool:
+    """Whether the caller of `reduce` is Keras, which wants to know only what a replica's batch looks like.
+
+    `keras.Model.fit` reduces its first batch with MEAN to build the model for the result's shapes and dtypes. Batches
+    may hold strings, and parts of unequal sizes, which have no mean; one replica's part tells all that is asked.
+    """
+    caller = sys._getframe(2)
+    return (caller.f_code.co_name == "_maybe_symbolic_build"
+            and caller.f_globals.get("__name__", "").startswith("keras.src.backend."))
 
 
 def _parts(op: ReduceOp, value: Any, size: int, where: str) -> Sequence[Any]:
@@ -116,9 +129,9 @@ def checked_reduction_axis(tensor: tf.Tensor, axis: int, where: str) -> int:
     return axis % rank
 
 
-def _check_shapes(tensors: Sequence[tf.Tensor], where: str) -> None:
+def _check_shapes(tensors: Sequence[tf.Tensor], where: str, when: str) -> None:
     for replica, tensor in enumerate(tensors[1:], start=1):
         if not tensor.shape.is_compatible_with(tensors[0].shape):
-            raise ValueError(f"`{where}`: replica {replica} has shape {tensor.shape}, replica 0 has "
-                             f"{tensors[0].shape}. With `axis=None` components are combined element by element and "
-                             "need one shape. Pass `axis=0` to reduce along the rows as well.")
+            raise ValueError(f"`{where}`: {when} replica {replica} has shape {tensor.shape}, replica 0 has "
+                             f"{tensors[0].shape}. Components are combined element by element and need one shape. Pass "
+                             "the axis, or axes, along which sizes differ, such as `axis=0` for rows.")

@@ -30,10 +30,9 @@ def replica_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
     if not devices:
         raise ValueError(f"MirroredStrategy: `devices` is empty. Name at least one device, or leave `devices` out to "
                          f"take all. Devices here: {there}.")
-    by_key = {_kind_and_index(name): name for name in existing}
     names = []
     for device in devices:
-        name = by_key.get(_kind_and_index(device))
+        name = next((name for name in existing if _means(device, name)), None)
         if name is None:
             raise ValueError(f"MirroredStrategy: no device {device!r}. Devices here: {there}. Virtual CPU devices are "
                              "made with `tf.config.set_logical_device_configuration` before TensorFlow starts.")
@@ -41,7 +40,20 @@ def replica_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
             raise ValueError(f"MirroredStrategy: device {device!r} is listed twice in {list(devices)!r}. Each replica "
                              f"needs a device of its own. Devices here: {there}.")
         names.append(name)
-    return tuple("/job:localhost/replica:0/task:0" + name if name.startswith("/device:") else name for name in names)
+    return tuple(_full_name(name) for name in names)
+
+
+def _full_name(existing: str) -> str:
+    return "/job:localhost/replica:0/task:0" + existing if existing.startswith("/device:") else existing
+
+
+def _means(device: str, existing: str) -> bool:
+    """Whether the user's name `device` means the device `existing`; it may leave the job and the task out."""
+    if _kind_and_index(device) != _kind_and_index(existing):
+        return False
+    full = tf.DeviceSpec.from_string(_full_name(existing))
+    spec = tf.DeviceSpec.from_string(device) if device.startswith("/") else tf.DeviceSpec()
+    return spec.job in (None, full.job) and spec.replica in (None, full.replica) and spec.task in (None, full.task)
 
 
 def _kind_and_index(device: str) -> tuple[str, int]:

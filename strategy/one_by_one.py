@@ -8,6 +8,7 @@ it is served once and everyone goes on. The order is that of the replicas, on ev
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from typing import Any, Callable, Sequence
@@ -143,7 +144,8 @@ class _Replica:
         scope = replica_scope.ReplicaScope(self._strategy, member, self._index, is_traced_once=False,
                                            in_graph=self._graph is not None, merge=member.merge)
         device = self._strategy.extended.worker_devices[self._index]
-        graph = self._graph.as_default() if self._graph is not None else tf.init_scope()
+        # A new thread is eager. Not tf.init_scope: it would stop the recording of the step's gradient tapes.
+        graph = self._graph.as_default() if self._graph is not None else contextlib.nullcontext()
         with graph, self._strategy.scope(), tf.device(device), tf.name_scope(f"replica_{self._index}"), \
                 replica_scope.entered(scope), ReplicaContext(self._strategy, member, self._index):
             return self._function(*self._args, **self._kwargs)

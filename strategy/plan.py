@@ -15,10 +15,10 @@ class Plan:
 
     >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> def step(x):
-    ...     return tf.distribute.get_replica_context().all_reduce("SUM", [x, 2 * x])
+    ...     return tf.distribute.get_replica_context().all_reduce("SUM", [x + 1, 2 * x])
     >>> print(strategy.plan(step, args=(tf.zeros([3]),)))
     step on 2 replicas: 1 exchange, 24 bytes per replica
-      1. all-reduce SUM, local, 2 tensors of float32, 24 bytes: x:0, mul:0
+      1. all-reduce SUM, local, 2 tensors of float32, 24 bytes: add:0, mul:0
 
     Attributes:
         name: The step's name.

@@ -66,16 +66,16 @@ def make_loop(
     """
 
     def replica_step(batch: Any) -> dict[str, Any]:
-        return outputs.on_replica(step(batch), batch)
+        reported = outputs.on_replica(step(batch), batch)
+        if counter is not None:
+            # After the step, not beside it; each replica counts in its own copy.
+            with tf.control_dependencies(tf.nest.flatten(reported)):
+                counter.assign_add(1)
+        return reported
 
     def global_step(batch: Any) -> tf.Tensor:
         per_replica = strategy.run(replica_step, args=(batch,))
-        added = outputs.totals(strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None))
-        if counter is not None:
-            # After the step, not beside it.
-            with tf.control_dependencies([added]):
-                counter.assign_add(1)
-        return added
+        return outputs.totals(strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None))
 
     @tf.function
     def loop(iterator: Any, num_steps: tf.Tensor, totals: tf.RaggedTensor) -> dict[str, Any]:
