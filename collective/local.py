@@ -77,23 +77,27 @@ class Queues:
     """The channels of one sync group, made as bodies need them and kept for the life of the strategy.
 
     Args:
-        name: Unique in the process.
         size: Number of replicas.
         group: The sync group's identity, see `Copies`.
+
+    Attributes:
+        group_key: A number that no other group of the process has.
+        name: A name that no other group of the process has.
+        mutex: Held by a launch while its bodies run.
     """
 
-    def __init__(self, name: str, size: int, group: object):
-        self._name = name
+    def __init__(self, size: int, group: object):
+        self.group_key = next(_group_keys)
+        self.name = f"lockstep_{self.group_key}"
         self._group = group
         self._size = size
         self._channels: dict[tuple[tf.DType, ...], Channel] = {}
         self._adding = threading.Lock()
         self._numbers = itertools.count()
-        self.group_key = next(_group_keys)
         with tf.init_scope(), tf.device(HOST):
             # Held by a launch while its bodies run: launches of one group follow each other, from any thread.
-            self.mutex = tf.raw_ops.MutexV2(shared_name=f"{name}/mutex")
-            self._problems = tf.raw_ops.FIFOQueueV2(component_types=[tf.string], shared_name=f"{name}/problems")
+            self.mutex = tf.raw_ops.MutexV2(shared_name=f"{self.name}/mutex")
+            self._problems = tf.raw_ops.FIFOQueueV2(component_types=[tf.string], shared_name=f"{self.name}/problems")
             self._problems._lockstep_queue = True
 
     def channel(self, dtypes: Sequence[tf.DType]) -> Channel:
@@ -101,12 +105,12 @@ class Queues:
         key = tuple(dtypes)
         with self._adding:  # Steps may be traced on several threads at the same time.
             if key not in self._channels:
-                self._channels[key] = Channel(f"{self._name}/{len(self._channels)}", key, self._size, self._group)
+                self._channels[key] = Channel(f"{self.name}/{len(self._channels)}", key, self._size, self._group)
             return self._channels[key]
 
     def new_channel(self, dtypes: Sequence[tf.DType]) -> Channel:
         """A channel of its own, for the results of one body."""
-        return Channel(f"{self._name}/results/{next(self._numbers)}", dtypes, self._size, self._group)
+        return Channel(f"{self.name}/results/{next(self._numbers)}", dtypes, self._size, self._group)
 
     def used_by(self, captures: Sequence[tf.Tensor]) -> list[Channel]:
         """The channels whose queues are among a body's captures."""

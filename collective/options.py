@@ -16,8 +16,9 @@ class CollectiveOptions:
 
     Attributes:
         implementation: "auto" (NCCL where all replicas are GPUs, else "local"), "local" (replicas of one process add
-            in shared memory, in a fixed order), "ring" or "nccl" (TensorFlow's collective op with that hint), or
-            "naive" (one tensor at a time: the readable reference).
+            in shared memory, in a fixed order), "ring" or "nccl" (TensorFlow's collective op with that hint; dtypes
+            that it does not know, such as uint8 and complex64, travel as "local"), or "naive" (one tensor at a time:
+            the readable reference).
         bucket_bytes: Largest bucket, in bytes: tensors of one dtype travel together up to this size. A tensor that is
             larger alone, or whose size is not known when the step is traced, is a bucket of its own; 0 makes every
             tensor one.

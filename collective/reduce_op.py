@@ -77,8 +77,11 @@ def combine(op: ReduceOp, parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def mean_of_total(total: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
     """`total / count` in the dtype of `ReduceOp.result_dtype`."""
-    if total.dtype.is_integer:
-        return tf.cast(total, tf.float64) / tf.cast(count, tf.float64)
+    total = tf.cast(total, ReduceOp.MEAN.result_dtype(total.dtype))
+    if isinstance(count, int):
+        # Grappler makes the division by a constant a multiplication with 1 / count: 49 / 7 would not be 7. It leaves
+        # this division alone.
+        return tf.math.divide_no_nan(total, tf.constant(count, total.dtype))
     return total / tf.cast(count, total.dtype)
 
 

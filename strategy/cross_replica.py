@@ -33,7 +33,7 @@ def combine_components(op: ReduceOp, value: Any, size: int, where: str) -> Any:
     parts = _parts(op, value, size, where)
     if isinstance(parts[0], tf.IndexedSlices):
         return combine_slices(op, parts, f"`{where}`")
-    tensors = [tf.convert_to_tensor(part) for part in parts]
+    tensors = [_dense(part, where) for part in parts]
     op.check_dtype(tensors[0].dtype, f"`{where}`")
     if len(tensors) == 1:
         return tf.cast(tensors[0], op.result_dtype(tensors[0].dtype)) if tensors[0].dtype.is_integer else tensors[0]
@@ -46,6 +46,8 @@ def combine_along(op: ReduceOp, value: Any, axis: int | Sequence[int], size: int
     parts = [_dense(part, where) for part in _parts(op, value, size, where)]
     op.check_dtype(parts[0].dtype, f"`{where}`")
     axes = [checked_reduction_axis(parts[0], one, where) for one in _axes(axis, where)]
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"`{where}`: `axis` is {axis!r}, which names an axis twice. Name each axis once.")
     reduced = [_BY_AXIS[op](part, axis=axes) for part in parts]
     _check_shapes(reduced, where, f"after reducing along {axis}")
     total = combine(ReduceOp.SUM if op is ReduceOp.MEAN else op, reduced)
@@ -107,7 +109,7 @@ def _dense(part: Any, where: str) -> tf.Tensor:
     if isinstance(part, tf.IndexedSlices):
         raise NotImplementedError(f"`{where}`: tf.IndexedSlices have no single axis here. Use `tf.convert_to_tensor`.")
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)):
-        raise TypeError(f"`{where}`: got a {type(part).__name__}. Reduce it to a dense tensor in the step first.")
+        raise TypeError(f"`{where}`: got a {type(part).__name__}. Turn it into a dense tensor in the step first.")
     return tf.convert_to_tensor(part)
 
 

@@ -27,6 +27,7 @@ from .launch_errors import naming_the_replica
 from .one_by_one import run_one_by_one
 from .plan import Plan, plan_of
 from .replica_context import ReplicaContext
+from .values import select
 
 # Launches kept per strategy. A program has a few; a limit keeps a leak of new functions from growing for ever.
 MAX_LAUNCHES = 128
@@ -76,7 +77,6 @@ class Engine:
 
     def _in_place(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """One replica: the function itself, in the current graph or eagerly."""
-        from .values import select
         member = self._strategy.extended.traced_member
         scope = replica_scope.ReplicaScope(self._strategy, member, 0, is_traced_once=True,
                                            in_graph=not tf.executing_eagerly())

@@ -15,6 +15,7 @@ from .cross_replica import combine_components, gather_components
 from .devices import ReplicaPins
 from .distributed_dataset import DistributedDataset
 from .random_streams import RandomStreams
+from .replica_context import ReplicaContext
 from .replicated_variable import ReplicatedVariable
 from .values import Mirrored, PerReplica, components, is_distributed, regroup, select
 from .variable_creation import create_variable
@@ -45,13 +46,13 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         # strategy, never shared between two.
         self._retrace_functions_for_each_device = True
         self.random_streams = RandomStreams(strategy)
-        self.queues = Queues(f"lockstep/{id(self)}", len(devices), self)
+        self.queues = Queues(len(devices), self)
         self.traced_member: Member = self._make_traced_member()
 
     @functools.cached_property
     def turns(self) -> Turns:
         """The turns that the replicas take around state that exists once."""
-        return Turns(f"lockstep/{id(self)}/turns", len(self._devices), self)
+        return Turns(f"{self.queues.name}/turns", len(self._devices), self)
 
     def _make_traced_member(self) -> Member:
         if len(self._devices) == 1:
@@ -231,7 +232,6 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         scope = replica_scope.current()
         if scope is None:
             return strategy.run(fn, args, kwargs)
-        from .replica_context import ReplicaContext
         with ReplicaContext(strategy, scope.member, scope.index):
             return fn(*args, **(kwargs or {}))
 

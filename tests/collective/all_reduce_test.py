@@ -80,7 +80,7 @@ def test_every_dtype_in_one_nest(op):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("num_replicas", SIZES)
 def test_every_dtype_and_length_in_a_plain_step(num_replicas, op):
-    check(mirrored(num_replicas), op, reducer(op).python_function, LENGTHS, DTYPES)
+    check(mirrored(num_replicas), op, reducer(op).python_function, (0, 1, 5), DTYPES)
 
 
 @pytest.mark.parametrize("is_plain", [False, True])
@@ -159,8 +159,7 @@ def test_shapes_that_are_unknown_when_the_step_is_traced(implementation):
 
 
 @pytest.mark.parametrize("how", ["local", "naive", "ring", "plain"])
-@pytest.mark.parametrize("op", ["SUM", "MAX"])
-@pytest.mark.parametrize("lengths", [(1, 3), (3, 2)])
+@pytest.mark.parametrize("op, lengths", [("SUM", (3, 2)), ("MAX", (1, 3))])
 def test_unequal_shapes_raise_with_the_shapes_and_the_next_launch_is_right(how, op, lengths):
     strategy = mirrored(2, implementation="local" if how == "plain" else how)
     step = reducer(op).python_function if how == "plain" else reducer(op)
@@ -172,25 +171,24 @@ def test_unequal_shapes_raise_with_the_shapes_and_the_next_launch_is_right(how, 
     assert values_of(strategy, strategy.run(step, args=(tf.ones([4]),))) == [[total] * 4] * 2
 
 
-@pytest.mark.parametrize("bucket_bytes", [0, 1, 8, 100])
+@pytest.mark.parametrize("bucket_bytes", [0, 8, 24])
 def test_bucket_size_changes_no_bit(bucket_bytes):
     strategy = mirrored(3)
     numbers = np.random.RandomState(0)
     parts = [lockstep.PerReplica([tf.constant(numbers.randn(length).astype("float32")) for _ in range(3)])
-             for length in (3, 1, 0, 7, 2)]
+             for length in (3, 1, 0, 7)]
     small = strategy.run(reducer("MEAN", bucket_bytes=bucket_bytes), args=(parts,))
     default = strategy.run(reducer("MEAN"), args=(parts,))
     assert [values_of(strategy, value) for value in small] == [values_of(strategy, value) for value in default]
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("num_replicas", [2, 7])
+@pytest.mark.parametrize("num_replicas, op", [*((3, op) for op in OPS), (7, "SUM")])
 def test_local_equals_naive_in_every_bit(num_replicas, op):
     strategy = mirrored(num_replicas)
     numbers = np.random.RandomState(num_replicas)
     parts = [lockstep.PerReplica([tf.constant((numbers.randn(length) * 10.0 ** numbers.randint(-6, 6)), dtype)
                                   for _ in range(num_replicas)])
-             for length in (5, 300, 1) for dtype in (tf.float32, tf.float64)]
+             for length, dtype in [(5, tf.float32), (300, tf.float32), (5, tf.float64)]]
     local = strategy.run(reducer(op, implementation="local", bucket_bytes=1 << 20), args=(parts,))
     naive = strategy.run(reducer(op, implementation="naive"), args=(parts,))
     for one, other in zip(local, naive, strict=True):

@@ -56,9 +56,8 @@ def test_step_on_one_replica_has_no_op_of_a_collective(op):
 
     @tf.function
     def step(x):
-        context = replica_context()
-        total = context.all_reduce(op, [x, x])[1]
-        result = context.all_gather(total, axis=0)
+        total = replica_context().all_reduce(op, [x, x])[1]
+        result = all_gather(SoloMember(strategy.extended.worker_devices), total, axis=0)
         kinds.extend(sorted(each.type for each in tf.compat.v1.get_default_graph().get_operations()))
         return result
 
