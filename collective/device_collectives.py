@@ -1,8 +1,8 @@
 """TensorFlow's collective ops, for the algorithms `ring` and `nccl`.
 
 The runtime pairs the calls of a group by (group key, instance key). Bodies are traced once, so a call site has one
-instance key, the same on every replica; a launch at a time uses it. Automatic control dependencies keep the calls of a
-body in program order, since the op is stateful: no ordering token is needed.
+instance key, the same on every replica; a launch at a time uses it. Automatic control dependencies keep the calls of
+a body in program order, since the op is stateful: no ordering token is needed.
 
 TensorFlow binds an instance key to the first shape it sees, and another shape breaks every collective of the process.
 So a tensor whose shape is not static is flattened and padded to one of `PADDED_SIZES`, each of which has a key of its
@@ -10,6 +10,8 @@ own. Replicas with different shapes would wait for each other under different ke
 """
 
 from __future__ import annotations
+
+from typing import Sequence
 
 import tensorflow as tf
 
@@ -33,6 +35,26 @@ KEYS_PER_SITE = 1 << 9
 def can_reduce(op: ReduceOp, dtype: tf.DType) -> bool:
     """Whether TensorFlow's op reduces tensors of `dtype`."""
     return dtype == tf.bool or op.result_dtype(dtype) in DTYPES
+
+
+def join_group(devices: Sequence[str], group_key: int) -> None:
+    """Lets the devices meet once, outside of any step.
+
+    TensorFlow resolves a group in its first collective. Were that in a step, and did a replica fail meanwhile, the
+    group would stay cancelled for the life of the process.
+    """
+    def meet() -> list[tf.Tensor]:
+        met = []
+        for device in devices:
+            with tf.device(device):
+                # Site 0 is nobody's: instance keys start at 1.
+                met.append(tf.raw_ops.CollectiveReduceV2(
+                    input=tf.zeros([1]), group_size=len(devices), group_key=group_key, instance_key=0,
+                    ordering_token=[], merge_op="Add", final_op="Id"))
+        return met
+
+    with tf.init_scope():
+        tf.compat.v1.wrap_function(meet, [])()
 
 
 def device_all_reduce(member: Member, op: ReduceOp, tensor: tf.Tensor, what: Exchange) -> tf.Tensor:

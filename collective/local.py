@@ -23,6 +23,7 @@ ends while others wait sends `ENDED` (the launch does, see `Queues.send_ended`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from typing import Callable, Sequence
@@ -31,6 +32,7 @@ import tensorflow as tf
 
 from . import _tf
 from .copies import Copies
+from .device_collectives import join_group
 from .member import Combine, Exchange, Member, Verdict
 
 ENDED = "end of the step"
@@ -183,8 +185,9 @@ class QueueMember(Member):
     def rank(self) -> tf.Tensor:
         return self._rank_variable.read_value()
 
-    @property
+    @functools.cached_property
     def group_key(self) -> int:
+        join_group(self.devices, self._queues.group_key)
         return self._queues.group_key
 
     def next_instance_key(self) -> int:

@@ -105,7 +105,10 @@ class Member:
 
     @property
     def group_key(self) -> int:
-        """A number, the same on every member, that no other group of the process uses."""
+        """A number, the same on every member, that no other group of the process uses.
+
+        TensorFlow has resolved the group, see `device_collectives.join_group`.
+        """
         raise NotImplementedError(f"{type(self).__name__}.group_key")
 
 

@@ -49,7 +49,7 @@ def average_loss(per_example_loss: Any, sample_weight: Any = None, regularizatio
     wide = tf.float32 if losses.dtype in (tf.float16, tf.bfloat16) else losses.dtype
     weighted = tf.cast(losses, wide)
     if sample_weight is not None:
-        weighted *= _broadcast_weights(tf.cast(tf.convert_to_tensor(sample_weight), wide), losses.shape)
+        weighted *= _broadcast_weights(tf.cast(tf.convert_to_tensor(sample_weight), wide), losses)
     scope = replica_scope.current()
     count = tf.size(losses, tf.int64)
     num_replicas = 1
@@ -62,9 +62,13 @@ def average_loss(per_example_loss: Any, sample_weight: Any = None, regularizatio
     return tf.cast(share, losses.dtype)
 
 
-def _broadcast_weights(weights: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+def _broadcast_weights(weights: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
+    """The weights, of a shape that multiplies `losses` without changing their shape."""
+    shape = losses.shape
     if weights.shape.rank is None or shape.rank is None:
-        return weights
+        missing = tf.maximum(tf.rank(losses) - tf.rank(weights), 0)
+        weights = tf.reshape(weights, tf.concat([tf.shape(weights), tf.ones([missing], tf.int32)], 0))
+        return tf.broadcast_to(weights, tf.shape(losses))
     weights = tf.reshape(weights, tf.concat([tf.shape(weights), tf.ones([shape.rank - weights.shape.rank], tf.int32)],
                                             0)) if 0 < weights.shape.rank < shape.rank else weights
     pairs = zip(weights.shape, shape if weights.shape.rank else [])
@@ -72,4 +76,5 @@ def _broadcast_weights(weights: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
                                               for have, want in pairs):
         raise ValueError(f"`average_loss`: weights of shape {weights.shape} for losses of shape {shape}. Pass one "
                          "weight for each row, or for each element.")
-    return weights
+    # Where sizes are known only when it runs, the losses must not be stretched to the weights.
+    return weights if shape.is_fully_defined() else tf.broadcast_to(weights, tf.shape(losses))

@@ -189,6 +189,10 @@ class Strategy(tf.distribute.Strategy):
             NotImplementedError: A `tf.IndexedSlices` value.
         """
         self._require_cross_replica("gather", "tf.distribute.get_replica_context().all_gather")
+        scope = replica_scope.current()
+        if scope is not None and scope.member.size > 1:
+            return tf.nest.map_structure(lambda leaf: self.extended._gather_to_implementation(leaf, "", axis, None),
+                                         value)
         return tf.nest.map_structure(lambda leaf: gather_components(leaf, axis), value)
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset,

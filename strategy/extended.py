@@ -236,6 +236,8 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
             return fn(*args, **(kwargs or {}))
 
     def _local_results(self, val: Any) -> tuple[Any, ...]:
+        if isinstance(val, tf.Variable) and not isinstance(val, ReplicatedVariable):
+            return (val,)  # One copy: TensorFlow's gradient tapes ask, also inside `merge_call`.
         scope = replica_scope.current()
         if scope is not None and scope.is_traced_once and scope.member.size > 1:
             raise NotImplementedError(

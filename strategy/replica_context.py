@@ -7,6 +7,7 @@ from typing import Any, Callable, Sequence
 import tensorflow as tf
 
 from ..collective import CollectiveOptions, Member, ReduceOp, all_gather, all_reduce
+from ..collective.all_gather import checked_axis
 from . import replica_scope
 
 
@@ -55,6 +56,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
             ValueError: A leaf is None, or the op is unknown.
             TypeError: The op means nothing for a leaf's dtype.
         """
+        self._require_running("all_reduce")
         flat = tf.nest.flatten(value)
         reduced = all_reduce(self._member, ReduceOp.of(reduce_op), flat, self.strategy._options_for(options))
         return tf.nest.pack_sequence_as(value, reduced)
@@ -76,6 +78,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
             ValueError: A scalar, or no such axis.
             NotImplementedError: A `tf.IndexedSlices` leaf.
         """
+        self._require_running("all_gather")
         self.strategy._options_for(options)
         return tf.nest.map_structure(lambda leaf: self._gather(leaf, axis), value)
 
@@ -84,6 +87,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
             raise NotImplementedError("`all_gather`: got tf.IndexedSlices. Gather the values and the indices apart, or "
                                       "use `tf.convert_to_tensor` first.")
         tensor = tf.convert_to_tensor(tensor)
+        axis = checked_axis(tensor, axis, "all_gather")
         if not tensor.dtype.is_floating:
             return all_gather(self._member, tensor, axis)
 
@@ -110,7 +114,16 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
         Synchronisation: every replica must call.
         """
+        self._require_running("merge_call")
         return super().merge_call(merge_fn, tuple(args), kwargs)
+
+    def _require_running(self, method: str) -> None:
+        """Raises RuntimeError where another replica or none runs: the others would be waited for in vain."""
+        running = tf.distribute.get_replica_context()
+        if getattr(running, "_member", None) is not self._member:
+            raise RuntimeError(
+                f"`{method}`: called on the context of a replica that does not run here (the step has ended, or this is "
+                "cross-replica context). Call `tf.distribute.get_replica_context()` in the step, where it is used.")
 
     def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         scope = replica_scope.current()

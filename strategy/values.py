@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from ._tf import CompositeTensor
 
+_TENSORS = (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
+
 
 class PerReplica(tf.types.experimental.distributed.PerReplica, CompositeTensor):
     """One value per local replica, not kept equal.
@@ -136,8 +138,8 @@ def select(replica: int, structure: Any) -> Any:
 def regroup(structures: Sequence[Any]) -> Any:
     """Joins one structure per replica into one structure of per-replica values.
 
-    A leaf that is the same Python object on every replica stays as it is; the copies of one replicated variable
-    collapse to the variable.
+    Tensors become per-replica values. Any other leaf that is the same Python object on every replica stays as it is;
+    the copies of one replicated variable collapse to the variable.
 
     Raises:
         ValueError: The structures differ in their keys, lengths or types; the message names the replica.
@@ -145,7 +147,7 @@ def regroup(structures: Sequence[Any]) -> Any:
     first = structures[0]
     for replica, other in enumerate(structures[1:], start=1):
         try:
-            tf.nest.assert_same_structure(first, other, check_types=False)
+            tf.nest.assert_same_structure(first, other)
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"`strategy.run`: replica {replica} returned another structure than replica 0: {other!r} against "
@@ -157,11 +159,12 @@ def regroup(structures: Sequence[Any]) -> Any:
 def regroup_leaf(leaves: Sequence[Any]) -> Any:
     """Joins the replicas' values of one leaf, see `regroup`."""
     first = leaves[0]
-    if all(leaf is first for leaf in leaves):
+    # Tensors are joined even if they are one object: what `run` returns must not depend on how the step was run.
+    if all(leaf is first for leaf in leaves) and (len(leaves) == 1 or not isinstance(first, _TENSORS)):
         return first
-    container = getattr(first, "_distributed_container", None)
-    if container is not None and container() is not None:
-        return container()
+    owners = [getattr(leaf, "_distributed_container", lambda: None)() for leaf in leaves]
+    if owners[0] is not None and all(owner is owners[0] for owner in owners):
+        return owners[0]
     return PerReplica(leaves)
 
 

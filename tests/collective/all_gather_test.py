@@ -106,7 +106,7 @@ def test_broadcast_takes_the_shape_of_the_root(root, how):
 
 
 @pytest.mark.parametrize("how", ["traced", "plain"])
-@pytest.mark.parametrize("value", [[1.0, -2.5], [], 3, "text", True])
+@pytest.mark.parametrize("value", [[1.0, -2.5], [], 3, ["text"], True])
 def test_equal_values_agree(value, how):
     results = run(mirrored(3), lambda member, x: agree(member, x, "It", "Fix it."), how, [tf.constant(value)] * 3)
     assert is_everywhere(results, tf.constant(value).numpy().tolist())
@@ -124,7 +124,7 @@ def test_nan_agrees_with_nan(dtype, how):
 @pytest.mark.parametrize("one, other, shown", [
     ([1.0], [2.0], r"\[1\], \[2\]"), ([NAN], [2.0], r"\[nan\], \[2\]"), ([1.0], [1.0, 1.0], r"\[1\], \[1 1\]"),
     ([1, 2], [[1, 2]], r"\[1 2\], \[\[1 2\]\]"), ([1, 2], [1, 2, 3], r"\[1 2\], \[1 2 3\]"),
-    ("a", "b", 'a.*b'), ([], [1.0], r"\[\], \[1\]")])
+    (["a"], ["b"], r'\["a"\], \["b"\]'), ([], [1.0], r"\[\], \[1\]")])
 def test_values_that_differ_raise_with_the_values_and_the_advice(one, other, shown, how):
     strategy = mirrored(2)
 
@@ -132,10 +132,10 @@ def test_values_that_differ_raise_with_the_values_and_the_advice(one, other, sho
         return agree(member, x, "The rate", "Fix it.")
 
     with pytest.raises(tf.errors.InvalidArgumentError, match=(
-            f"The rate: the replicas' values differ. By rank: {shown}. Fix it.")):
+            f"The rate: the replicas.+ values differ. By rank: {shown}. Fix it.")):
         run(strategy, call, how, [tf.constant(one), tf.constant(other)])
-    assert is_everywhere(run(strategy, call, how, [tf.constant(one)] * 2), tf.constant(one).numpy().tolist()) \
-        or NAN in one
+    equal = [tf.zeros_like(other)] * 2
+    assert is_everywhere(run(strategy, call, how, equal), equal[0].numpy().tolist())
 
 
 def test_one_replica_out_of_many_that_differs_is_seen():

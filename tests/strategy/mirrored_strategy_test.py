@@ -1,6 +1,8 @@
 """`MirroredStrategy`: its devices are checked when it is made; several live in one process; it can be copied."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import tensorflow as tf
@@ -131,14 +133,15 @@ def test_strategies_side_by_side_in_one_function():
         assert [float(total) for total in both(tf.constant(1.0))] == [2.0, 4.0]
 
 
-def test_strategy_that_is_no_longer_used_is_freed():
-    import gc
-    import weakref
+def used_and_dropped():
     strategy = mirrored(2)
     with strategy.scope():
-        v = tf.Variable(1.0)
-    strategy.run(tf.function(lambda: v + 1.0))
-    gone = weakref.ref(strategy)
-    del strategy, v
+        weight = tf.Variable(1.0)
+    strategy.run(tf.function(lambda: weight + 1.0))
+    return weakref.ref(strategy)
+
+
+def test_strategy_that_is_no_longer_used_is_freed():
+    gone = used_and_dropped()
     gc.collect()
     assert gone() is None
