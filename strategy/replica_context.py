@@ -122,8 +122,8 @@ class ReplicaContext(tf.distribute.ReplicaContext):
         running = tf.distribute.get_replica_context()
         if getattr(running, "_member", None) is not self._member:
             raise RuntimeError(
-                f"`{method}`: called on the context of a replica that does not run here (the step has ended, or this is "
-                "cross-replica context). Call `tf.distribute.get_replica_context()` in the step, where it is used.")
+                f"`{method}`: called on the context of a replica that does not run here (the step has ended, or this "
+                "is cross-replica context). Call `tf.distribute.get_replica_context()` in the step, where it is used.")
 
     def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         scope = replica_scope.current()

@@ -64,7 +64,8 @@ def test_elements_are_counted_not_rows(traced):
     losses = own([[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0]])
     assert mean(strategy, traced, losses) == 3.5
     assert mean(strategy, traced, losses, own([1.0, 0.0], [1.0])) == pytest.approx(14.0 / 6, abs=1e-6)
-    assert mean(strategy, traced, losses, own([[1.0, 0.0], [0.0, 0.0]], [[0.0, 1.0]])) == pytest.approx(7.0 / 6, abs=1e-6)
+    weights = own([[1.0, 0.0], [0.0, 0.0]], [[0.0, 1.0]])
+    assert mean(strategy, traced, losses, weights) == pytest.approx(7.0 / 6, abs=1e-6)
     assert mean(strategy, traced, losses, tf.constant(2.0)) == 7.0
 
 
