@@ -10,10 +10,12 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
-from ..collective import ReduceOp
-from ..collective.all_gather import checked_axis
+from ..collective import ReduceOp, agree
+from ..collective.all_gather import checked_axis, same_bits
 from ..collective.reduce_op import combine, combine_slices, mean_of_total
-from .values import Mirrored, components
+from .invariance import is_equal_on_all_replicas
+from .replica_scope import ReplicaScope
+from .values import Mirrored, PerReplica, components
 
 _BY_AXIS = {
     ReduceOp.SUM: tf.reduce_sum,
@@ -73,6 +75,45 @@ def gather_components(value: Any, axis: int) -> tf.Tensor:
             raise ValueError(f"`gather`: replica {replica} has shape {part.shape}, replica 0 has {parts[0].shape}. "
                              f"Only the sizes along axis {axis} may differ.")
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+
+
+def equal_arguments(variable: Any, scope: ReplicaScope | None, arguments: Any) -> Any:
+    """The arguments of an update of `variable`, after making sure that they are equal for all copies.
+
+    Arguments that are equal by construction cost nothing, others are compared. Copies that need not be equal, and
+    Keras's own variables (gradient accumulators are each replica's own), take anything.
+
+    Synchronisation: in a replica every replica must call, except where the arguments are equal by construction.
+
+    Raises:
+        ValueError: Components are seen to differ.
+        tf.errors.InvalidArgumentError: The same, found when the step runs.
+    """
+    if variable.synchronization is tf.VariableSynchronization.ON_READ or variable._made_by_keras:
+        return arguments
+    where = f"Variable {variable.name!r}: `extended.update` got a per-replica value"
+    advice = "All copies are updated alike: reduce the value first, with `reduce_to` or `all_reduce`."
+
+    def in_replica(leaf: Any) -> Any:
+        assert scope is not None
+        if not isinstance(leaf, tf.Tensor) or scope.is_traced_once and is_equal_on_all_replicas(leaf):
+            return leaf
+        return agree(scope.member, leaf, where, advice)
+
+    def from_outside(leaf: Any) -> Any:
+        if not isinstance(leaf, PerReplica) or isinstance(leaf, Mirrored):
+            return leaf
+        parts = [tf.nest.flatten(part, expand_composites=True) for part in leaf.values]
+        same = [same_bits(*pair) for part in parts[1:] for pair in zip(parts[0], part) if tf.is_tensor(pair[0])]
+        if tf.executing_eagerly() and not all(same):
+            raise ValueError(f"{where} whose components differ: {leaf}. {advice}")
+        with tf.control_dependencies([tf.debugging.Assert(one, [f"{where} whose components differ. {advice}"])
+                                      for one in same if not tf.executing_eagerly()]):
+            return tf.nest.map_structure(tf.identity, leaf, expand_composites=True)
+
+    if scope is None:
+        return tf.nest.map_structure(from_outside, arguments)
+    return tf.nest.map_structure(in_replica, arguments, expand_composites=True)
 
 
 def is_keras_asking_for_a_batch() -> bool:
@@ -135,5 +176,5 @@ def _check_shapes(tensors: Sequence[tf.Tensor], where: str, when: str) -> None:
     for replica, tensor in enumerate(tensors[1:], start=1):
         if not tensor.shape.is_compatible_with(tensors[0].shape):
             raise ValueError(f"`{where}`: {when} replica {replica} has shape {tensor.shape}, replica 0 has "
-                             f"{tensors[0].shape}. Components are combined element by element and need one shape. Pass "
-                             "the axis, or axes, along which sizes differ, such as `axis=0` for rows.")
+                             f"{tensors[0].shape}. Components are combined element by element and need one shape. "
+                             "Pass the axis, or axes, along which sizes differ, such as `axis=0` for rows.")

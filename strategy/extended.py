@@ -11,7 +11,7 @@ from ..collective import CollectiveOptions, Copies, Member, QueueMember, Queues,
 from ..collective import all_reduce as all_reduce_values
 from ..collective.turns import Turns
 from . import replica_scope
-from .cross_replica import combine_components, gather_components
+from .cross_replica import combine_components, equal_arguments, gather_components
 from .devices import ReplicaPins
 from .distributed_dataset import DistributedDataset
 from .random_streams import RandomStreams
@@ -191,8 +191,10 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
             return (destinations,)
         if isinstance(destinations, tf.distribute.DistributedValues):
             return self._devices
-        device = getattr(destinations, "device", None)
-        return (device or "CPU:0",)
+        if not isinstance(destinations, (tf.Tensor, tf.IndexedSlices, tf.Variable)):
+            raise TypeError(f"`destinations` is {destinations!r}. Expected a device name, or a value or variable whose "
+                            "devices are meant.")
+        return (destinations.device or "CPU:0",)
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         scope = replica_scope.current()
@@ -203,12 +205,13 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
     # Running code for each copy or each replica.
 
     def _update(self, var: ReplicatedVariable, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
-        if not isinstance(var, ReplicatedVariable):
+        if not isinstance(var, ReplicatedVariable) or not self.variable_created_in_scope(var):
             raise ValueError(f"`extended.update`: {var!r} is not a variable made under this strategy's scope. "
                              "Make it under `strategy.scope()`.")
         scope = replica_scope.current()
         if scope is not None:
-            return self._update_copy(var, scope.index, fn, args, kwargs)
+            return self._replica_ctx_update(var, fn, args, kwargs)
+        args, kwargs = equal_arguments(var, None, (tuple(args), kwargs))
         results = [self._update_copy(var, index, fn, select(index, tuple(args)), select(index, kwargs))
                    for index in range(len(self._devices))]
         return regroup(results) if group else tuple(results)
@@ -217,7 +220,8 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
                             group: bool = True) -> Any:
         scope = replica_scope.current()
         assert scope is not None
-        return self._update_copy(var, scope.index, fn, args, kwargs or {})
+        args, kwargs = equal_arguments(var, scope, (tuple(args), kwargs or {}))
+        return self._update_copy(var, scope.index, fn, args, kwargs)
 
     def _update_copy(self, var: ReplicatedVariable, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         copy = var.values[index]

@@ -98,8 +98,11 @@ class Keys:
             return self._identity(function)
         closure = tuple("lifted" if depth == 0 and _is_lifted(value) else self.of(value, depth + 1)
                         for name, value in _closure_of(function).items() if name not in self._ignored)
+        # Module-level numbers and strings that the code names; other globals count as part of the module.
+        named = tuple((name, function.__globals__[name]) for name in function.__code__.co_names
+                      if isinstance(function.__globals__.get(name, _Empty), _SIMPLE))
         return ("function", function.__module__, function.__code__, self.of(function.__defaults__, depth + 1),
-                self.of(function.__kwdefaults__, depth + 1), closure)
+                self.of(function.__kwdefaults__, depth + 1), closure, self.of(named, depth + 1))
 
     def of(self, value: Any, depth: int = 0) -> Any:
         """The key of any value."""

@@ -37,6 +37,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
     def devices(self) -> tuple[str, ...]:
         return (self.strategy.extended.worker_devices[self._replica_id],)
 
+    @tf.autograph.experimental.do_not_convert
     def all_reduce(self, reduce_op: Any, value: Any, options: CollectiveOptions | None = None) -> Any:
         """Reduces `value` over all replicas; each gets the result.
 
@@ -61,6 +62,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
         reduced = all_reduce(self._member, ReduceOp.of(reduce_op), flat, self.strategy._options_for(options))
         return tf.nest.pack_sequence_as(value, reduced)
 
+    @tf.autograph.experimental.do_not_convert
     def all_gather(self, value: Any, axis: int, options: CollectiveOptions | None = None) -> Any:
         """Concatenates the replicas' values along `axis`, in the order of the replicas.
 
@@ -88,7 +90,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
                                       "use `tf.convert_to_tensor` first.")
         tensor = tf.convert_to_tensor(tensor)
         axis = checked_axis(tensor, axis, "all_gather")
-        if not tensor.dtype.is_floating:
+        if not tensor.dtype.is_floating or self._member.size == 1:
             return all_gather(self._member, tensor, axis)
 
         @tf.custom_gradient

@@ -89,7 +89,7 @@ def test_contexts_in_run_and_in_merge_call(num_replicas, traced):
     strategy.run(tf.function(step) if traced else step)
     replica, cross = (True, True, False, True), (True, True, True, False)
     assert set(seen) == {replica, cross}
-    assert seen.count(cross) == (1 if traced or num_replicas == 1 else 1)
+    assert seen.count(cross) == 1
     assert not tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 

@@ -121,6 +121,27 @@ def test_number_changed_in_place_in_a_closure_is_seen():
     assert values_of(strategy, second) == [0.5, 0.5]
 
 
+FACTOR = 2.0
+
+
+def test_changed_number_at_module_level_is_seen():
+    global FACTOR
+    strategy = mirrored(2)
+
+    def make():
+        @tf.function
+        def step(x):
+            return FACTOR * x
+        return step
+
+    first = strategy.run(make(), args=(tf.constant(1.0),))
+    FACTOR = 3.0
+    second = strategy.run(make(), args=(tf.constant(1.0),))
+    FACTOR = 2.0
+    assert values_of(strategy, first) == [2.0, 2.0]
+    assert values_of(strategy, second) == [3.0, 3.0]
+
+
 def test_same_lambda_defined_in_each_step_is_traced_once():
     strategy = mirrored(2)
     traces = []
