@@ -55,6 +55,20 @@ def checked_axis(tensor: tf.Tensor, axis: int, where: str) -> int:
     return axis % rank
 
 
+def all_components(member: Member, tensors: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """Gives every member everybody's tensors, by rank, as they are: shapes may differ.
+
+    Synchronisation: every member calls, with the same dtypes.
+    """
+    if member.size == 1 or not tensors:
+        return [list(tensors)] * member.size
+    gathered = member.exchange(tensors, lambda parts: [tensor for part in parts for tensor in part],
+                               _what("all-gather", tensors[0]), [tensor.dtype for tensor in tensors] * member.size)
+    for result, tensor in zip(gathered, list(tensors) * member.size, strict=True):
+        result.set_shape(tensor.shape)
+    return [gathered[start:start + len(tensors)] for start in range(0, len(gathered), len(tensors))]
+
+
 def broadcast(member: Member, tensors: Sequence[tf.Tensor], root: int, name: str = "") -> list[tf.Tensor]:
     """Gives every member the tensors of member `root`.
 

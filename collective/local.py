@@ -252,6 +252,7 @@ def on_host(name: str, function: Callable[..., list[tf.Tensor]], tensors: Sequen
     called = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
     with tf.name_scope(function.__name__):
         results = tf.nest.flatten(called(*(tf.stop_gradient(tensor) for tensor in tensors)))
+    _tf.leave_optimized(results[0].op)
     _tf.annotate(results[0].op, what.to_json() if what is not None else "")
     return results
 

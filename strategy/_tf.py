@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 import tensorflow as tf
 from tensorflow.core.function.polymorphism.function_type import from_structured_signature
+from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status, control_status_ctx
 from tensorflow.python.autograph.impl.api import tf_convert
 from tensorflow.python.autograph.operators.control_flow import for_loop_registry, for_stmt
@@ -59,6 +60,18 @@ def convert_with_autograph(function: Callable[..., Any], always: bool) -> Callab
     if always:
         return tf_convert(function, ControlStatusCtx(status=Status.ENABLED), user_requested=True)
     return tf_convert(function, control_status_ctx(), convert_by_default=False)
+
+
+def never_convert(*packages: str) -> None:
+    """Keeps autograph off our own code, as it is off TensorFlow's: what it is given to run is converted by hand.
+
+    Converting the library took longer than tracing the user's step.
+    """
+    rules = tuple(autograph_config.DoNotConvert(package) for package in packages)
+    autograph_config.CONVERSION_RULES = (*rules, *autograph_config.CONVERSION_RULES)
+
+
+never_convert(__package__, __package__.rpartition(".")[0] + ".collective")
 
 
 @contextlib.contextmanager

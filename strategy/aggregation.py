@@ -13,7 +13,7 @@ NONE takes the mean over the replicas.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -112,22 +112,22 @@ def _slices_for_all(variable: tf.Variable, scope: ReplicaScope, method: str, val
     return tf.IndexedSlices(rows, indices, value.dense_shape)
 
 
-def combined(variable: tf.Variable) -> tf.Tensor:
-    """The value of an ON_READ variable outside of the replicas.
+def combined(variable: tf.Variable, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The value of an ON_READ variable outside of the replicas, from its copies' values.
 
     Raises:
         ValueError: The aggregation is NONE: there is no single value.
     """
     aggregation = variable.aggregation
     if len(variable.values) == 1 or aggregation is Aggregation.ONLY_FIRST_REPLICA:
-        return variable.values[0].read_value()
+        return values[0]
     if aggregation is Aggregation.NONE:
         raise ValueError(
             f"Variable {variable.name!r}: it was read outside of `strategy.run`. It has synchronization ON_READ and "
             f"aggregation NONE, so its {len(variable.values)} copies have no single value. Read the copies with "
             "`strategy.experimental_local_results(variable)`, or give it an aggregation.")
-    total = tf.add_n([copy.read_value() for copy in variable.values])
-    return total / len(variable.values) if aggregation is Aggregation.MEAN else total
+    total = tf.add_n(values)
+    return total / len(values) if aggregation is Aggregation.MEAN else total
 
 
 def check_write_from_outside(variable: tf.Variable, method: str) -> None:

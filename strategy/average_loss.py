@@ -10,7 +10,6 @@ from ..collective import ReduceOp, all_reduce
 from . import replica_scope
 
 
-@tf.autograph.experimental.do_not_convert
 def average_loss(per_example_loss: Any, sample_weight: Any = None, regularization_losses: Any = None) -> tf.Tensor:
     """Returns this replica's share of the mean loss over all rows that the sync group really has.
 

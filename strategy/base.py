@@ -10,12 +10,18 @@ from absl import logging
 
 from ..collective import CollectiveOptions, ReduceOp
 from . import replica_scope
-from .cross_replica import combine_along, combine_components, gather_components, is_keras_asking_for_a_batch
+from .cross_replica import (
+    combine_along,
+    combine_components,
+    gather_components,
+    gather_local_results,
+    is_keras_asking_for_a_batch,
+)
 from .distributed_dataset import DistributedDataset
 from .engine import Engine
 from .extended import ReplicatedExtended
 from .plan import Plan
-from .values import is_distributed, select
+from .values import PerReplica, is_distributed, select
 
 
 class Strategy(tf.distribute.Strategy):
@@ -160,15 +166,11 @@ class Strategy(tf.distribute.Strategy):
             return combine_along(op, leaf, axis, size, "reduce")
 
         scope = replica_scope.current()
-        if scope is not None and scope.member.size > 1:
-            return tf.nest.map_structure(lambda leaf: self._reduce_in_body(op, leaf, axis), value)
+        if scope is not None and scope.in_merge_call:
+            if axis is None:
+                return tf.nest.map_structure(lambda leaf: self.extended.reduce_to(op, leaf, leaf), value)
+            value = tf.nest.map_structure(lambda leaf: PerReplica(gather_local_results(scope.member, leaf)), value)
         return tf.nest.map_structure(reduce_leaf, value)
-
-    def _reduce_in_body(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
-        if axis is not None:
-            raise NotImplementedError("`reduce`: called with an axis inside `merge_call`. Reduce along the axis in the "
-                                      "step first, and the result with `axis=None`.")
-        return self.extended.reduce_to(op, leaf, leaf)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates a per-replica value along `axis`, in the order of the replicas.
@@ -190,7 +192,7 @@ class Strategy(tf.distribute.Strategy):
         """
         self._require_cross_replica("gather", "tf.distribute.get_replica_context().all_gather")
         scope = replica_scope.current()
-        if scope is not None and scope.member.size > 1:
+        if scope is not None and scope.in_merge_call:
             return tf.nest.map_structure(lambda leaf: self.extended._gather_to_implementation(leaf, "", axis, None),
                                          value)
         return tf.nest.map_structure(lambda leaf: gather_components(leaf, axis), value)

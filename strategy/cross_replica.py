@@ -10,8 +10,8 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
-from ..collective import ReduceOp, agree
-from ..collective.all_gather import checked_axis, same_bits
+from ..collective import Member, ReduceOp, agree
+from ..collective.all_gather import all_components, checked_axis, same_bits
 from ..collective.reduce_op import combine, combine_slices, mean_of_total
 from .invariance import is_equal_on_all_replicas
 from .replica_scope import ReplicaScope
@@ -77,7 +77,23 @@ def gather_components(value: Any, axis: int) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 
-def equal_arguments(variable: Any, scope: ReplicaScope | None, arguments: Any) -> Any:
+def gather_local_results(member: Member, value: Any) -> tuple[Any, ...]:
+    """Every replica's `value`, a nest, where each replica has its own at hand: in `merge_call`.
+
+    Synchronisation: every replica calls.
+    """
+    flat = tf.nest.flatten(value, expand_composites=True)
+    numbers = [index for index, leaf in enumerate(flat) if tf.is_tensor(leaf)]
+    results = []
+    for own in all_components(member, [tf.convert_to_tensor(flat[index]) for index in numbers]):
+        leaves = list(flat)
+        for index, tensor in zip(numbers, own, strict=True):
+            leaves[index] = tensor
+        results.append(tf.nest.pack_sequence_as(value, leaves, expand_composites=True))
+    return tuple(results)
+
+
+def equal_arguments(variable: Any, scope: ReplicaScope | None, call: str, arguments: Any) -> Any:
     """The arguments of an update of `variable`, after making sure that they are equal for all copies.
 
     Arguments that are equal by construction cost nothing, others are compared. Copies that need not be equal, and
@@ -91,7 +107,7 @@ def equal_arguments(variable: Any, scope: ReplicaScope | None, arguments: Any) -
     """
     if variable.synchronization is tf.VariableSynchronization.ON_READ or variable._made_by_keras:
         return arguments
-    where = f"Variable {variable.name!r}: `extended.update` got a per-replica value"
+    where = f"Variable {variable.name!r}: {call} got a per-replica value"
     advice = "All copies are updated alike: reduce the value first, with `reduce_to` or `all_reduce`."
 
     def in_replica(leaf: Any) -> Any:

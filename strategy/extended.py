@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Callable, Sequence
 
@@ -11,9 +12,11 @@ from ..collective import CollectiveOptions, Copies, Member, QueueMember, Queues,
 from ..collective import all_reduce as all_reduce_values
 from ..collective.turns import Turns
 from . import replica_scope
-from .cross_replica import combine_components, equal_arguments, gather_components
+from ._tf import convert_with_autograph
+from .cross_replica import combine_components, equal_arguments, gather_components, gather_local_results
 from .devices import ReplicaPins
 from .distributed_dataset import DistributedDataset
+from .mirrored_variable import MirroredVariable
 from .random_streams import RandomStreams
 from .replica_context import ReplicaContext
 from .replicated_variable import ReplicatedVariable
@@ -211,7 +214,7 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         scope = replica_scope.current()
         if scope is not None:
             return self._replica_ctx_update(var, fn, args, kwargs)
-        args, kwargs = equal_arguments(var, None, (tuple(args), kwargs))
+        args, kwargs = equal_arguments(var, None, "`extended.update`", (tuple(args), kwargs))
         results = [self._update_copy(var, index, fn, select(index, tuple(args)), select(index, kwargs))
                    for index in range(len(self._devices))]
         return regroup(results) if group else tuple(results)
@@ -220,7 +223,7 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
                             group: bool = True) -> Any:
         scope = replica_scope.current()
         assert scope is not None
-        args, kwargs = equal_arguments(var, scope, (tuple(args), kwargs or {}))
+        args, kwargs = equal_arguments(var, scope, "`extended.update`", (tuple(args), kwargs or {}))
         return self._update_copy(var, scope.index, fn, args, kwargs)
 
     def _update_copy(self, var: ReplicatedVariable, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -236,18 +239,17 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         scope = replica_scope.current()
         if scope is None:
             return strategy.run(fn, args, kwargs)
-        with ReplicaContext(strategy, scope.member, scope.index):
+        fn = convert_with_autograph(fn, always=False)
+        replica = dataclasses.replace(scope, in_merge_call=False)
+        with replica_scope.entered(replica), ReplicaContext(strategy, scope.member, scope.index):
             return fn(*args, **(kwargs or {}))
 
     def _local_results(self, val: Any) -> tuple[Any, ...]:
         if isinstance(val, tf.Variable) and not isinstance(val, ReplicatedVariable):
             return (val,)  # One copy: TensorFlow's gradient tapes ask, also inside `merge_call`.
         scope = replica_scope.current()
-        if scope is not None and scope.is_traced_once and scope.member.size > 1:
-            raise NotImplementedError(
-                "`experimental_local_results` was called inside `merge_call`, in a step that is traced once for all "
-                "replicas: other replicas' values are not here. Use `extended.reduce_to`, or "
-                "`get_replica_context().all_gather`.")
+        if scope is not None and scope.in_merge_call and not isinstance(val, MirroredVariable):
+            return gather_local_results(scope.member, val)
         if isinstance(val, ReplicatedVariable):
             return val.values
         if is_distributed(val):

@@ -26,6 +26,7 @@ from typing import Any, Sequence
 import tensorflow as tf
 
 from ..collective import Copies, Queues
+from ..collective._tf import leave_optimized
 from ..collective.local import Channel
 from ._tf import ConcreteFunction, FuncGraph, call_flat, concrete_function, trace_into
 from .body import Body
@@ -147,7 +148,9 @@ def called_flat(graph: FuncGraph, function: ConcreteFunction, inputs: Sequence[t
     before = len(graph.get_operations())
     outputs = call_flat(function, inputs, captures)
     created = graph.get_operations()[before:]
-    return outputs, next(op for op in reversed(created) if op.type.endswith("PartitionedCall"))
+    call = next(op for op in reversed(created) if op.type.endswith("PartitionedCall"))
+    leave_optimized(call)
+    return outputs, call
 
 
 def replica_captures(strategy: tf.distribute.Strategy, capture: tf.Tensor) -> tuple[tf.Tensor, ...]:

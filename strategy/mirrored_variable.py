@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from . import replica_scope
 from .aggregation import value_for_all
+from .cross_replica import equal_arguments
 from .replicated_variable import ReplicatedVariable
 
 
@@ -20,6 +21,12 @@ class MirroredVariable(ReplicatedVariable):
     def _write_in_replica(self, scope: replica_scope.ReplicaScope, method: str, value: Any) -> None:
         agreed = value_for_all(self, scope, method, value)
         getattr(self._values[scope.index], method)(agreed)
+
+    def _write_in_merge_call(self, scope: replica_scope.ReplicaScope, method: str, value: Any) -> None:
+        if self._made_by_keras:  # Keras writes replicas' statistics wherever it is.
+            self._write_in_replica(scope, method, value)
+            return
+        getattr(self._values[scope.index], method)(equal_arguments(self, scope, f"`{method}` in `merge_call`", value))
 
     def _write_from_outside(self, method: str, value: Any) -> None:
         self._write_everywhere(method, value)

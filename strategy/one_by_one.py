@@ -18,6 +18,7 @@ import tensorflow as tf
 from ..collective import CollectiveMismatchError, Exchange, Member
 from ..collective.member import Combine, Verdict
 from . import replica_scope
+from ._tf import convert_with_autograph
 from .replica_context import ReplicaContext
 from .values import regroup, select
 
@@ -31,6 +32,7 @@ def run_one_by_one(strategy: tf.distribute.Strategy, function: Callable[..., Any
         BaseException: What a replica raised first, with a note that names the replica.
     """
     size = len(strategy.extended.worker_devices)
+    function = convert_with_autograph(function, always=False)  # Here: a thread does not know its caller's status.
     replicas = [_Replica(strategy, index, function, select(index, tuple(args)), select(index, kwargs))
                 for index in range(size)]
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any, Callable, Sequence
 
 import tensorflow as tf
@@ -37,7 +39,6 @@ class ReplicaContext(tf.distribute.ReplicaContext):
     def devices(self) -> tuple[str, ...]:
         return (self.strategy.extended.worker_devices[self._replica_id],)
 
-    @tf.autograph.experimental.do_not_convert
     def all_reduce(self, reduce_op: Any, value: Any, options: CollectiveOptions | None = None) -> Any:
         """Reduces `value` over all replicas; each gets the result.
 
@@ -62,7 +63,6 @@ class ReplicaContext(tf.distribute.ReplicaContext):
         reduced = all_reduce(self._member, ReduceOp.of(reduce_op), flat, self.strategy._options_for(options))
         return tf.nest.pack_sequence_as(value, reduced)
 
-    @tf.autograph.experimental.do_not_convert
     def all_gather(self, value: Any, axis: int, options: CollectiveOptions | None = None) -> Any:
         """Concatenates the replicas' values along `axis`, in the order of the replicas.
 
@@ -111,8 +111,9 @@ class ReplicaContext(tf.distribute.ReplicaContext):
                    kwargs: dict[str, Any] | None = None) -> Any:
         """Calls `merge_fn(strategy, *args, **kwargs)` once for all replicas, in cross-replica context.
 
-        In a step that is traced once, `merge_fn` is traced once too: inside it `extended.reduce_to`,
-        `batch_reduce_to` and `update` are this replica's collectives and the update of its own copies.
+        In a step that is traced once, `merge_fn` is traced once too. Its arguments are this replica's values: what
+        combines them (`reduce`, `gather`, `extended.reduce_to`, `experimental_local_results`) is a collective, and
+        what writes variables (`assign`, `extended.update`) writes this replica's copies, the same on every replica.
 
         Synchronisation: every replica must call.
         """
@@ -129,6 +130,17 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
     def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         scope = replica_scope.current()
-        if scope is None or scope.merge is None:
+        if scope is not None and scope.merge is not None:
+            return scope.merge(merge_fn, args, kwargs)
+        if scope is None or self._member.size == 1:
             return super()._merge_call(merge_fn, args, kwargs)
-        return scope.merge(merge_fn, args, kwargs)
+        with replica_scope.entered(dataclasses.replace(scope, in_merge_call=True)):
+            try:
+                return super()._merge_call(merge_fn, args, kwargs)
+            except AttributeError as error:
+                if not re.search("Tensor' object has no attribute '_?values'", str(error)):
+                    raise
+                raise AttributeError(
+                    "`merge_call`: the function asks an argument for its `values`. In a step that is traced once for all "
+                    "replicas the arguments are one replica's tensors. Use "
+                    f"`strategy.experimental_local_results(argument)`. {error}") from error

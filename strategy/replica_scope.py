@@ -28,6 +28,8 @@ class ReplicaScope:
         is_traced_once: Whether the running code is such a body.
         in_graph: Whether the step builds a graph; code under `tf.init_scope` then is outside of it.
         merge: How `merge_call` calls a function once for all replicas, where they run one by one; None elsewhere.
+        in_merge_call: Whether the running code is a function given to `merge_call`, traced for all replicas: it speaks
+            of all copies of a variable at once, while it sees this replica's only.
     """
 
     strategy: tf.distribute.Strategy
@@ -36,6 +38,7 @@ class ReplicaScope:
     is_traced_once: bool
     in_graph: bool
     merge: Callable[[Callable[..., Any], Any, Any], Any] | None = None
+    in_merge_call: bool = False
 
 
 class _State(threading.local):
@@ -94,7 +97,7 @@ def _trace_token() -> object:
     scope = _state.scope
     if scope is None:
         return None
-    return (id(scope.strategy), scope.is_traced_once, scope.index, _state.updated_index)
+    return (id(scope.strategy), scope.is_traced_once, scope.in_merge_call, scope.index, _state.updated_index)
 
 
 traces_apart_by(_trace_token)

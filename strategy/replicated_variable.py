@@ -230,13 +230,17 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         if index is not None:
             getattr(self._values[index], method)(value)
         elif scope is not None and scope.strategy is self._distribute_strategy:
-            self._write_in_replica(scope, method, value)
+            write = self._write_in_merge_call if scope.in_merge_call else self._write_in_replica
+            write(scope, method, value)
         else:
             self._write_from_outside(method, value)
         return self if read_value else None
 
     def _write_in_replica(self, scope: replica_scope.ReplicaScope, method: str, value: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__}._write_in_replica")
+
+    def _write_in_merge_call(self, scope: replica_scope.ReplicaScope, method: str, value: Any) -> None:
+        raise NotImplementedError(f"{type(self).__name__}._write_in_merge_call")
 
     def _write_from_outside(self, method: str, value: Any) -> None:
         raise NotImplementedError(f"{type(self).__name__}._write_from_outside")

@@ -118,7 +118,6 @@ def _scan_flat(dataset: tf.data.Dataset, fn: Callable[[Any], Any]) -> tf.data.Da
 def _scan(dataset: tf.data.Dataset, fn: Callable[[Any], Any]) -> tf.data.Dataset:
     """`dataset.map(fn)` that holds no element back, see the module."""
 
-    @tf.autograph.experimental.do_not_convert
     def stage(unused: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
         result = fn(element)
         return unused, result if isinstance(result, tuple) else (result,)

@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from ..collective.all_gather import all_components
 from . import replica_scope
 from .aggregation import check_write_from_outside, combined
 from .replicated_variable import ReplicatedVariable
@@ -19,9 +20,12 @@ class SyncOnReadVariable(ReplicatedVariable):
 
     def _read(self, read: Callable[[tf.Variable], tf.Tensor]) -> tf.Tensor:
         index = replica_scope.copy_index(self._distribute_strategy)
-        if index is not None:
-            return read(self._values[index])
-        return combined(self)
+        if index is None:
+            return combined(self, [copy.read_value() for copy in self._values])
+        scope = replica_scope.current()
+        if scope is not None and scope.in_merge_call and replica_scope.updated_index() is None:
+            return combined(self, [value for value, in all_components(scope.member, [self._primary.read_value()])])
+        return read(self._values[index])
 
     @property
     def handle(self) -> tf.Tensor:
@@ -37,6 +41,15 @@ class SyncOnReadVariable(ReplicatedVariable):
                             "`strategy.run` as an argument, so that each replica sees its own component.")
         getattr(self._values[scope.index], method)(value)
 
+    def _write_in_merge_call(self, scope: replica_scope.ReplicaScope, method: str, value: Any) -> None:
+        self._check_not_scatter(method)
+        check_write_from_outside(self, method)
+        copy = self._values[scope.index]
+        if method == "assign" and self._aggregation is tf.VariableAggregation.SUM:
+            copy.assign(self._share(value, scope.member.rank))
+        else:
+            getattr(copy, method)(value)
+
     def _write_from_outside(self, method: str, value: Any) -> None:
         self._check_not_scatter(method)
         check_write_from_outside(self, method)
@@ -51,22 +64,24 @@ class SyncOnReadVariable(ReplicatedVariable):
                                       "is not supported. Use `assign`, `assign_add` or `assign_sub`.")
 
     def _assign_shares(self, value: Any) -> None:
-        """Splits `value` so that the copies sum to it: equal shares, the remainder of integers on the first ones."""
         if is_distributed(value):
             self._write_everywhere("assign", value)  # Raises, with the variable's name.
-        total = tf.cast(tf.convert_to_tensor(value), self.dtype)
-        size = len(self._values)
         for index, copy in enumerate(self._values):
             with tf.device(copy.device):
-                if self.dtype.is_integer:
-                    copy.assign(total // size + tf.cast(total % size > index, self.dtype))
-                else:
-                    copy.assign(total / tf.cast(size, self.dtype))
+                copy.assign(self._share(value, index))
+
+    def _share(self, value: Any, index: int | tf.Tensor) -> tf.Tensor:
+        """A copy's share of `value`, so that the copies sum to it: equal, the remainder of integers on the first."""
+        total = tf.cast(tf.convert_to_tensor(value), self.dtype)
+        size = len(self._values)
+        if self.dtype.is_integer:
+            return total // size + tf.cast(total % size > tf.cast(index, self.dtype), self.dtype)
+        return total / tf.cast(size, self.dtype)
 
     def _value_to_save(self) -> tf.Tensor:
         if self._aggregation is tf.VariableAggregation.NONE:
             return self._primary.read_value()
-        return combined(self)
+        return combined(self, [copy.read_value() for copy in self._values])
 
     def _restore(self, value: tf.Tensor) -> None:
         """A sum is restored whole onto the first copy, so that it is exact for any number of replicas."""

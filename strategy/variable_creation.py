@@ -50,7 +50,7 @@ def create_variable(strategy: tf.distribute.Strategy, next_creator: NextCreator,
     if _making.copies:
         return next_creator(**kwargs)
     synchronization = kwargs.pop("synchronization", None) or tf.VariableSynchronization.AUTO
-    aggregation = kwargs.pop("aggregation", None) or tf.VariableAggregation.NONE
+    aggregation = _public_aggregation(kwargs.pop("aggregation", None))
     kwargs.pop("colocate_with", None)
     kwargs.pop("distribute_strategy", None)
     name = kwargs.get("name") or "Variable"
@@ -71,6 +71,14 @@ def create_variable(strategy: tf.distribute.Strategy, next_creator: NextCreator,
     if scope is not None and not scope.is_traced_once and scope.member.size > 1:
         return scope.member.once(make)  # Replicas that run one by one share the variable that the first one asks for.
     return make()
+
+
+def _public_aggregation(aggregation: Any) -> Any:
+    """`tf.VariableAggregation`'s member for what the creator chain passes on: its default is TensorFlow 1's enum."""
+    for member in tf.VariableAggregation:
+        if aggregation == member:
+            return member
+    return tf.VariableAggregation.NONE if aggregation is None else aggregation
 
 
 def make_own_variable(strategy: tf.distribute.Strategy, start: Callable[[int], Any], dtype: tf.DType,

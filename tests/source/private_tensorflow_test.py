@@ -24,6 +24,8 @@ IMPORTERS = ("import_module", "__import__")
 PRIVATE_NAMES = {
     "tensorflow.core.function.polymorphism.function_type.from_structured_signature":
         "a FuncGraph becomes a function",
+    "tensorflow.python.autograph.core.config":
+        "tracing a step must not convert the library; do_not_convert would turn conversion off for the step too",
     "tensorflow.python.autograph.core.ag_ctx.ControlStatusCtx":
         "steps are converted as tf.function converts them",
     "tensorflow.python.autograph.core.ag_ctx.Status":

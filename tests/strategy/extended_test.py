@@ -279,15 +279,3 @@ def test_call_for_each_replica_is_run(num_replicas):
         lambda x, scale: replica_context().all_reduce("SUM", x) * scale,
         args=(own(*[1.0] * num_replicas),), kwargs={"scale": 2.0})
     assert values_of(strategy, result) == [2.0 * num_replicas] * num_replicas
-
-
-def test_other_replicas_values_are_refused_inside_merge_call_of_a_traced_step():
-    strategy, _ = made(2)
-
-    @tf.function
-    def step(x):
-        return replica_context().merge_call(lambda merged, y: merged.experimental_local_results(y), args=(x,))
-
-    with pytest.raises(NotImplementedError, match="`experimental_local_results`.*inside `merge_call`"):
-        strategy.run(step, args=(own(1.0, 2.0),))
-    assert isinstance(strategy, lockstep.Strategy)
