@@ -183,7 +183,7 @@ class QueueMember(Member):
 
     @property
     def rank(self) -> tf.Tensor:
-        return self._rank_variable.read_value()
+        return tf.raw_ops.ReadVariableOp(resource=_tf.outside_of_loops(self._rank_variable.handle), dtype=tf.int32)
 
     @functools.cached_property
     def group_key(self) -> int:
@@ -251,7 +251,7 @@ def on_host(name: str, function: Callable[..., list[tf.Tensor]], tensors: Sequen
     function.__name__ = name.replace("-", "_")
     called = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
     with tf.name_scope(function.__name__):
-        results = tf.nest.flatten(called(*(tf.stop_gradient(tensor) for tensor in tensors)))
+        results = _tf.call_once(called, [tf.stop_gradient(tensor) for tensor in tensors])
     _tf.leave_optimized(results[0].op)
     _tf.annotate(results[0].op, what.to_json() if what is not None else "")
     return results

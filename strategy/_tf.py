@@ -15,23 +15,28 @@ from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status, co
 from tensorflow.python.autograph.impl.api import tf_convert
 from tensorflow.python.autograph.operators.control_flow import for_loop_registry, for_stmt
 from tensorflow.python.autograph.operators.py_builtins import enumerate_registry
+from tensorflow.python.eager import record
 from tensorflow.python.eager.lift_to_graph import lift_to_graph
 from tensorflow.python.eager.polymorphic_function import function_context
+from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction, from_func_graph
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable, variable_accessed
 from tensorflow.python.types.core import Tensor as CoreTensor
 
 OpCallback = Callable[..., Sequence[tf.Tensor] | None]
+Gradient = Callable[..., Sequence[Any]]
 
 __all__ = [
-    "CompositeTensor", "ConcreteFunction", "CoreTensor", "FuncGraph", "PolymorphicFunction", "ResourceVariable",
-    "call_flat", "callbacks_on_ops", "concrete_function", "convert_with_autograph", "enumerate_registry",
-    "for_loop_registry", "for_stmt", "lift_to_graph", "trace_into", "written_resources",
+    "AtomicFunction", "CompositeTensor", "ConcreteFunction", "CoreTensor", "FuncGraph", "Gradient",
+    "PolymorphicFunction", "ResourceVariable", "a_tape_may_record", "backward_function", "call_flat", "call_recorded",
+    "call_with_gradient", "callbacks_on_ops", "concrete_function", "convert_with_autograph", "enumerate_registry",
+    "flat_function", "for_loop_registry", "for_stmt", "lift_to_graph", "trace_into", "watch_variables",
+    "written_resources",
 ]
 
 
@@ -49,10 +54,65 @@ def concrete_function(graph: FuncGraph, attributes: dict[str, Any]) -> ConcreteF
     return ConcreteFunction.from_func_graph(graph, function_type, attributes)
 
 
-def call_flat(function: ConcreteFunction, inputs: Sequence[tf.Tensor],
+def call_flat(function: ConcreteFunction | AtomicFunction, inputs: Sequence[tf.Tensor],
               captures: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Calls a function with flat inputs and with `captures` in place of what it captured; not recorded on tapes."""
-    return function.inference_fn.call_flat(*inputs, *captures)
+    outputs = getattr(function, "inference_fn", function).call_flat(*inputs, *captures)
+    return [] if outputs is None or isinstance(outputs, tf.Operation) else outputs
+
+
+def call_recorded(function: ConcreteFunction, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Calls a function with flat inputs, as TensorFlow does: recorded on tapes, with TensorFlow's own gradient."""
+    outputs = function._call_flat(list(inputs), function.captured_inputs)
+    return [] if outputs is None or isinstance(outputs, tf.Operation) else tf.nest.flatten(outputs)
+
+
+def call_with_gradient(function: ConcreteFunction, inputs: Sequence[tf.Tensor],
+                       gradient: Gradient) -> Sequence[tf.Tensor]:
+    """Calls a function with flat inputs; `gradient` is its gradient, on tapes and where a graph is differentiated.
+
+    Args:
+        function: The function.
+        inputs: Its flat inputs.
+        gradient: From the gradients of the flat outputs, None where there is none, to those of the inputs and captures.
+    """
+    captures = function.captured_inputs
+    if tf.executing_eagerly():
+        outputs = call_flat(function, inputs, captures)
+    else:
+        def of_op(unused_op: tf.Operation, *upstream: Any) -> Sequence[Any]:
+            return gradient(*upstream)
+
+        with tf.compat.v1.get_default_graph()._override_gradient_function(
+                {"PartitionedCall": of_op, "StatefulPartitionedCall": of_op}):
+            outputs = call_flat(function, inputs, captures)
+    if a_tape_may_record() and outputs:
+        record.record_operation(function.name, list(outputs), [*inputs, *captures], gradient)
+    return outputs
+
+
+def a_tape_may_record() -> bool:
+    """Whether a `tf.GradientTape` is open on this thread."""
+    return record.could_possibly_record()
+
+
+def watch_variables(variables: Sequence[tf.Variable]) -> None:
+    """Tells open tapes and the graph that is built that variables are used; tapes watch the trainable ones."""
+    for variable in variables:
+        variable_accessed(variable)
+
+
+def backward_function(function: ConcreteFunction) -> ConcreteFunction:
+    """TensorFlow's backward function: from the gradients of the differentiable outputs to those of the graph's inputs.
+
+    It captures tensors of the function's graph, which become outputs of that graph.
+    """
+    return function._delayed_rewrite_functions.forward_backward()[1]
+
+
+def flat_function(name: str, graph: FuncGraph, attributes: dict[str, Any]) -> AtomicFunction:
+    """A function from the inputs and captures of a graph to its outputs as they are now."""
+    return from_func_graph(name, graph, attributes)
 
 
 def convert_with_autograph(function: Callable[..., Any], always: bool) -> Callable[..., Any]:

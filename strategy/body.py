@@ -6,20 +6,32 @@ between replicas is not in the body but behind its captures: variables' copies, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Any, Callable
+from typing import Any, Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from ..collective import QueueMember
 from ..collective.local import Channel
 from . import replica_scope
-from ._tf import ConcreteFunction, FuncGraph, callbacks_on_ops, concrete_function, convert_with_autograph, trace_into
+from ._tf import (
+    AtomicFunction,
+    ConcreteFunction,
+    FuncGraph,
+    callbacks_on_ops,
+    concrete_function,
+    convert_with_autograph,
+    trace_into,
+)
 from .arguments import Arguments
 from .invariance import mark_shared_input
 from .replica_context import ReplicaContext
 from .replicated_variable import ReplicatedVariable
 from .shared_state import Sharing, order_shared_state
+
+# Attributes of a function: its calls stay calls.
+NOT_INLINED = {"_noinline": tf.compat.v1.AttrValue(b=True)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +42,14 @@ class Body:
         graph: The step's graph.
         function: The function that it defines.
         structure: What the step returned, with tensors replaced by their specs.
-        inputs: The arguments it was traced for.
         results: Where the replicas put their results, or None if the body returns them.
         result_shapes: The static shapes of one replica's flat results.
         sharing: How the replicas keep the order in which they change state that exists once.
     """
 
     graph: FuncGraph
-    function: ConcreteFunction
+    function: ConcreteFunction | AtomicFunction
     structure: "Outputs"
-    inputs: Arguments
     results: Channel | None
     result_shapes: list[tf.TensorShape]
     sharing: Sharing
@@ -77,7 +87,7 @@ class Outputs:
                 constants.append(leaf)
         return cls(result, tuple(specs), tuple(constants)), tensors
 
-    def pack(self, tensors: list[tf.Tensor]) -> list[Any]:
+    def pack(self, tensors: Sequence[tf.Tensor]) -> list[Any]:
         """The leaves, from one replica's flat tensors."""
         at = 0
         leaves = []
@@ -86,7 +96,7 @@ class Outputs:
                 leaves.append(constant)
                 continue
             count = len(tf.nest.flatten(spec, expand_composites=True))
-            leaves.append(tf.nest.pack_sequence_as(spec, tensors[at:at + count], expand_composites=True))
+            leaves.append(tf.nest.pack_sequence_as(spec, list(tensors[at:at + count]), expand_composites=True))
             at += count
         return leaves
 
@@ -97,8 +107,19 @@ def _is_tensor_like(leaf: Any) -> bool:
     return tf.is_tensor(leaf) or isinstance(leaf, (tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor))
 
 
+@contextlib.contextmanager
+def as_any_replica(strategy: tf.distribute.Strategy, graph: FuncGraph) -> Iterator[None]:
+    """Traces what follows into `graph` as the step of whichever replica will run it."""
+    extended = strategy.extended
+    member = extended.traced_member
+    scope = replica_scope.ReplicaScope(strategy, member, 0, is_traced_once=True, in_graph=True)
+    with graph.device(extended.replica_pins), replica_scope.entered(scope), \
+            callbacks_on_ops(extended.random_streams.on_op), ReplicaContext(strategy, member, 0):
+        yield
+
+
 def trace_body(strategy: tf.distribute.Strategy, name: str, function: Callable[..., Any], arguments: Arguments,
-               with_autograph: bool) -> Body:
+               with_autograph: bool, returns_results: bool = False) -> Body:
     """Traces `function` once for the given arguments.
 
     Args:
@@ -107,6 +128,7 @@ def trace_body(strategy: tf.distribute.Strategy, name: str, function: Callable[.
         function: The user's Python function.
         arguments: What it is called with; their specs are the body's inputs.
         with_autograph: Whether its Python control flow is converted.
+        returns_results: Whether the body returns its results, as one that is differentiated must.
     """
     extended = strategy.extended
     graph = FuncGraph(name)
@@ -119,20 +141,19 @@ def trace_body(strategy: tf.distribute.Strategy, name: str, function: Callable[.
         for tensor in tf.nest.flatten(arguments.shared_of(inputs), expand_composites=True):
             mark_shared_input(tensor)
         args, kwargs = arguments.rebuild(inputs)
-        scope = replica_scope.ReplicaScope(strategy, member, 0, is_traced_once=True, in_graph=True)
-        with graph.device(extended.replica_pins), replica_scope.entered(scope), \
-                callbacks_on_ops(extended.random_streams.on_op), ReplicaContext(strategy, member, 0):
+        with as_any_replica(strategy, graph):
             result = arguments.call(converted, args, kwargs)
             structure, tensors = Outputs.of(result)
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             traced.append((structure, [tensor.shape for tensor in tensors]))
-            if tensors and isinstance(member, QueueMember) and member.shares_a_device_with_the_host:
+            if tensors and not returns_results and isinstance(member, QueueMember) \
+                    and member.shares_a_device_with_the_host:
                 channels.append(member.deliver(tensors))
                 return []
         return tensors
 
     trace_into(graph, step, arguments.signature, automatic_control_dependencies=True)
     sharing = order_shared_state(graph, extended.turns) if member.size > 1 else Sharing.NOTHING
-    function = concrete_function(graph, {"_noinline": tf.compat.v1.AttrValue(b=True)})
+    function = concrete_function(graph, NOT_INLINED)
     structure, shapes = traced[0]
-    return Body(graph, function, structure, arguments, channels[0] if channels else None, shapes, sharing)
+    return Body(graph, function, structure, channels[0] if channels else None, shapes, sharing)

@@ -132,6 +132,16 @@ def equal_arguments(variable: Any, scope: ReplicaScope | None, call: str, argume
     return tf.nest.map_structure(in_replica, arguments, expand_composites=True)
 
 
+def sum_of_gradients(gradients: Sequence[Any]) -> Any:
+    """The sum over the replicas of a gradient that each has; None where there is none, lookups' stay sparse."""
+    parts = [gradient for gradient in gradients if gradient is not None]
+    if not parts:
+        return None
+    if all(isinstance(part, tf.IndexedSlices) for part in parts):
+        return combine_slices(ReduceOp.SUM, parts, "`strategy.run`")
+    return tf.add_n([tf.convert_to_tensor(part) for part in parts])
+
+
 def is_keras_asking_for_a_batch() -> bool:
     """Whether the caller of `reduce` is Keras, which wants to know only what a replica's batch looks like.
 

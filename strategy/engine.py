@@ -18,19 +18,24 @@ import tensorflow as tf
 from absl import logging
 
 from . import replica_scope
-from ._tf import PolymorphicFunction, convert_with_autograph
+from ._tf import PolymorphicFunction, a_tape_may_record, convert_with_autograph
 from .arguments import Arguments, DifferentObjectsError
 from .body import trace_body
 from .function_key import Closure, Keys, closure_keys
 from .launch import Launch
 from .launch_errors import naming_the_replica
+from .launch_gradient import DifferentiableLaunch
 from .one_by_one import run_one_by_one
+from .one_by_one_gradient import run_one_by_one_taped
 from .plan import Plan, plan_of
 from .replica_context import ReplicaContext
 from .values import select
 
 # Launches kept per strategy. A program has a few; a limit keeps a leak of new functions from growing for ever.
 MAX_LAUNCHES = 128
+
+AnyLaunch = Launch | DifferentiableLaunch
+_Trace = tuple[Sequence[tf.TypeSpec], AnyLaunch, list[Any]]
 
 
 class Engine:
@@ -42,8 +47,7 @@ class Engine:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
-        self._cache: collections.OrderedDict[Any, list[tuple[Sequence[tf.TypeSpec], Launch, list[Any]]]] = \
-            collections.OrderedDict()
+        self._cache: collections.OrderedDict[Any, list[_Trace]] = collections.OrderedDict()
         self._changed_by_tracing: set[Any] = set()
         self._tracing = threading.RLock()
 
@@ -73,7 +77,11 @@ class Engine:
     def _one_by_one(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self._strategy.num_replicas_in_sync == 1:
             return self._in_place(function, args, kwargs)
-        return run_one_by_one(self._strategy, function, args, kwargs)
+        return self._run_one_by_one(function, args, kwargs)
+
+    def _run_one_by_one(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        run = run_one_by_one_taped if a_tape_may_record() else run_one_by_one
+        return run(self._strategy, function, args, kwargs)
 
     def _in_place(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """One replica: the function itself, in the current graph or eagerly."""
@@ -90,9 +98,8 @@ class Engine:
             arguments = Arguments(args, kwargs, Closure(python_function), self._num_local, arrays_are_tensors=False)
         except DifferentObjectsError:
             self._say_once_per_replica(python_function)
-            return run_one_by_one(self._strategy, function, args, kwargs)
-        body = trace_body(self._strategy, _name(python_function), python_function, arguments, with_autograph)
-        return self._call(Launch(self._strategy, body), arguments)
+            return self._run_one_by_one(function, args, kwargs)
+        return self._call(self._made_launch(python_function, arguments, with_autograph), arguments)
 
     def _launch_eagerly(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         python_function, with_autograph = _python_function(function)
@@ -100,7 +107,7 @@ class Engine:
             arguments = Arguments(args, kwargs, Closure(python_function), self._num_local, arrays_are_tensors=True)
         except DifferentObjectsError:
             self._say_once_per_replica(python_function)
-            return run_one_by_one(self._strategy, function, args, kwargs)
+            return self._run_one_by_one(function, args, kwargs)
         with self._tracing:
             key, kept = self._key(python_function, arguments, with_autograph)
             launch = self._find(key, arguments.signature)
@@ -109,7 +116,7 @@ class Engine:
         with naming_the_replica(self._strategy):
             return self._call(launch, arguments)
 
-    def _find(self, key: Any, signature: Sequence[tf.TypeSpec]) -> Launch | None:
+    def _find(self, key: Any, signature: Sequence[tf.TypeSpec]) -> AnyLaunch | None:
         if key not in self._cache:
             return None
         self._cache.move_to_end(key)
@@ -124,10 +131,11 @@ class Engine:
 
     def _key(self, function: Callable[..., Any], arguments: Arguments, with_autograph: bool) -> tuple[Any, list[Any]]:
         keys = Keys(self._changed_by_tracing)
-        return (keys.of_function(function), arguments.static_key(keys), with_autograph), [*keys.kept, function]
+        key = (keys.of_function(function), arguments.static_key(keys), with_autograph, self._is_differentiated())
+        return key, [*keys.kept, function]
 
     def _trace(self, key: Any, kept: list[Any], function: Callable[..., Any], arguments: Arguments,
-               with_autograph: bool) -> Launch:
+               with_autograph: bool) -> AnyLaunch:
         """Traces a new body. The second signature of a function is widened to cover the first: two traces in all."""
         traces = self._cache.pop(key, [])
         signature = arguments.signature
@@ -136,9 +144,8 @@ class Engine:
             if None not in wider:
                 signature = tuple(wider)
         closure_before = closure_keys(function)
-        body = trace_body(self._strategy, _name(function), function, arguments.with_signature(signature),
-                          with_autograph)
-        traces.append((signature, Launch(self._strategy, body), kept))
+        launch = self._made_launch(function, arguments.with_signature(signature), with_autograph)
+        traces.append((signature, launch, kept))
         self._changed_by_tracing |= {name for name, value in closure_keys(function).items()
                                      if value != closure_before[name]}
         # What the trace itself has changed is no longer part of the key.
@@ -148,7 +155,18 @@ class Engine:
             self._cache.popitem(last=False)
         return traces[-1][1]
 
-    def _call(self, launch: Launch, arguments: Arguments) -> Any:
+    def _made_launch(self, function: Callable[..., Any], arguments: Arguments,
+                     with_autograph: bool) -> AnyLaunch:
+        is_differentiated = self._is_differentiated()
+        body = trace_body(self._strategy, _name(function), function, arguments, with_autograph,
+                          returns_results=is_differentiated)
+        return (DifferentiableLaunch if is_differentiated else Launch)(self._strategy, body)
+
+    def _is_differentiated(self) -> bool:
+        """Whether a launch must keep what its gradient needs. One replica's function has TensorFlow's own gradient."""
+        return a_tape_may_record() and self._strategy.num_replicas_in_sync > 1
+
+    def _call(self, launch: AnyLaunch, arguments: Arguments) -> Any:
         return launch([arguments.tensors_of(replica) for replica in range(self._num_local)])
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ._tf import PolymorphicFunction
-from .values import is_distributed
+from .values import is_distributed, select
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), tf.DType)
 _MAX_ARRAY_BYTES = 4096
@@ -34,6 +34,7 @@ class Closure:
     """
 
     def __init__(self, function: Callable[..., Any]):
+        self._function = function
         cells = function.__closure__ or () if isinstance(function, types.FunctionType) else ()
         self._cells = [cell for cell in cells if _is_lifted(_contents(cell))]
         self.lifted = [cell.cell_contents for cell in self._cells]
@@ -48,6 +49,18 @@ class Closure:
         finally:
             for cell, value in zip(self._cells, self.lifted):
                 cell.cell_contents = value
+
+    def of_replica(self, replica: int) -> Callable[..., Any]:
+        """The function as a replica sees it: a per-replica value in its closure is the replica's component."""
+        if not any(is_distributed(value) for value in self.lifted):
+            return self._function
+        own = {id(cell): types.CellType(select(replica, value)) for cell, value in zip(self._cells, self.lifted)
+               if is_distributed(value)}
+        cells = tuple(own.get(id(cell), cell) for cell in self._function.__closure__ or ())
+        copy = types.FunctionType(self._function.__code__, self._function.__globals__, self._function.__name__,
+                                  self._function.__defaults__, cells)
+        copy.__kwdefaults__ = self._function.__kwdefaults__
+        return copy
 
 
 class _Empty:

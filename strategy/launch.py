@@ -28,12 +28,21 @@ import tensorflow as tf
 from ..collective import Copies, Queues
 from ..collective._tf import leave_optimized
 from ..collective.local import Channel
-from ._tf import ConcreteFunction, FuncGraph, call_flat, concrete_function, trace_into
-from .body import Body
+from ._tf import (
+    AtomicFunction,
+    ConcreteFunction,
+    FuncGraph,
+    Gradient,
+    call_flat,
+    call_recorded,
+    call_with_gradient,
+    concrete_function,
+    trace_into,
+    watch_variables,
+)
+from .body import NOT_INLINED, Body
 from .shared_state import Sharing, synchronises_in_control_flow
 from .values import regroup_leaf
-
-NOT_INLINED = {"_noinline": tf.compat.v1.AttrValue(b=True)}
 
 
 class Launch:
@@ -50,7 +59,7 @@ class Launch:
     def __init__(self, strategy: tf.distribute.Strategy, body: Body):
         self._body = body
         self._devices = strategy.extended.worker_devices
-        self._captures = [replica_captures(strategy, capture) for capture in body.function.captured_inputs]
+        self._captures = [replica_captures(strategy, capture) for capture in body.graph.external_captures]
         if len(self._devices) == 1:
             self._function = body.function
         else:
@@ -128,21 +137,50 @@ class Launch:
         Returns:
             The step's result, tensors being per-replica values (plain tensors for one replica).
         """
+        return self.packed(self.call_flat(tensors, _no_gradient))
+
+    def call_flat(self, tensors: Sequence[Sequence[tf.Tensor]], gradient: Gradient) -> list[list[tf.Tensor]]:
+        """Runs the body on every replica.
+
+        Args:
+            tensors: By local replica: its flat inputs.
+            gradient: From the gradients of all outputs, replica after replica, to those of all inputs and of the
+                `captured_inputs`; for several replicas only.
+
+        Returns:
+            By local replica: its flat outputs.
+        """
         flat = [tensor for replica in tensors for tensor in replica]
-        outputs = self._function._call_flat(flat, self._function.captured_inputs)
-        outputs = [] if outputs is None or isinstance(outputs, tf.Operation) else tf.nest.flatten(outputs)
+        if len(self._devices) == 1:
+            return [list(call_recorded(self._function, flat))]
+        watch_variables(self._body.graph.variables)
+        outputs = call_with_gradient(self._function, flat, gradient)
+        count = len(outputs) // len(self._devices)
+        return [list(outputs[start:start + count]) for start in range(0, count * len(self._devices), count or 1)] \
+            or [[] for _ in self._devices]
+
+    @property
+    def captured_inputs(self) -> Sequence[tf.Tensor]:
+        """What the launch captures: every replica's copies, and what exists once."""
+        return self._function.captured_inputs
+
+    def packed(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> Any:
+        """The step's result from the replicas' flat results."""
         structure = self._body.structure
-        shapes = self._body.result_shapes
-        count = len(shapes)
-        for output, shape in zip(outputs, shapes * len(self._devices), strict=True):
-            output.set_shape(shape)
-        by_replica = [structure.pack(list(outputs[replica * count:(replica + 1) * count]))
-                      for replica in range(len(self._devices))]
-        leaves = [regroup_leaf(leaves) for leaves in zip(*by_replica, strict=True)]
+        for tensors in by_replica:
+            for tensor, shape in zip(tensors, self._body.result_shapes, strict=True):
+                tensor.set_shape(shape)
+        leaves = [regroup_leaf(leaves) for leaves in zip(*map(structure.pack, by_replica), strict=True)]
         return tf.nest.pack_sequence_as(structure.template, leaves)
 
 
-def called_flat(graph: FuncGraph, function: ConcreteFunction, inputs: Sequence[tf.Tensor],
+def _no_gradient(*upstream: Any) -> Sequence[Any]:
+    raise LookupError(
+        "`strategy.run`: its results are differentiated, but no tf.GradientTape was open when it was traced. Open the "
+        "tape around the first call of the tf.function that holds `strategy.run`, or take the gradient in the step.")
+
+
+def called_flat(graph: FuncGraph, function: ConcreteFunction | AtomicFunction, inputs: Sequence[tf.Tensor],
                 captures: Sequence[tf.Tensor]) -> tuple[Sequence[tf.Tensor], tf.Operation]:
     """Calls `function` in `graph`; returns its outputs and the op of the call."""
     before = len(graph.get_operations())

@@ -19,6 +19,7 @@ from ..collective import CollectiveMismatchError, Exchange, Member
 from ..collective.member import Combine, Verdict
 from . import replica_scope
 from ._tf import convert_with_autograph
+from .function_key import Closure
 from .replica_context import ReplicaContext
 from .values import regroup, select
 
@@ -32,9 +33,10 @@ def run_one_by_one(strategy: tf.distribute.Strategy, function: Callable[..., Any
         BaseException: What a replica raised first, with a note that names the replica.
     """
     size = len(strategy.extended.worker_devices)
-    function = convert_with_autograph(function, always=False)  # Here: a thread does not know its caller's status.
-    replicas = [_Replica(strategy, index, function, select(index, tuple(args)), select(index, kwargs))
-                for index in range(size)]
+    closure = Closure(function)
+    # Converted here: a thread does not know its caller's status.
+    replicas = [_Replica(strategy, index, convert_with_autograph(closure.of_replica(index), always=False),
+                         select(index, tuple(args)), select(index, kwargs)) for index in range(size)]
     try:
         while True:
             for replica in replicas:
@@ -79,6 +81,15 @@ class _Point:
     serve: Callable[[list[Any]], Sequence[Any]]
 
 
+class _Running(threading.local):
+    """The replica that runs on this thread."""
+
+    replica: "_Replica"
+
+
+_running = _Running()
+
+
 class _Abandoned(BaseException):
     """Ends the thread of a replica whose step will not be finished."""
 
@@ -88,7 +99,7 @@ class _Replica:
 
     def __init__(self, strategy: tf.distribute.Strategy, index: int, function: Callable[..., Any], args: Any,
                  kwargs: Any):
-        self._strategy, self._index = strategy, index
+        self._strategy, self.index = strategy, index
         self._function, self._args, self._kwargs = function, args, kwargs
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
@@ -135,35 +146,39 @@ class _Replica:
         except _Abandoned:
             pass
         except BaseException as error:
-            error.add_note(f"Raised by replica {self._index} ({self._strategy.extended.worker_devices[self._index]}).")
+            error.add_note(f"Raised by replica {self.index} ({self._strategy.extended.worker_devices[self.index]}).")
             self.error = error
         finally:
             self._is_over = True
             self._has_paused.release()
 
     def _run(self) -> Any:
-        member = OneByOneMember(self._strategy.extended.worker_devices, self)
-        scope = replica_scope.ReplicaScope(self._strategy, member, self._index, is_traced_once=False,
+        _running.replica = self
+        member = OneByOneMember(self._strategy, self.index, self._graph)
+        scope = replica_scope.ReplicaScope(self._strategy, member, self.index, is_traced_once=False,
                                            in_graph=self._graph is not None, merge=member.merge)
-        device = self._strategy.extended.worker_devices[self._index]
+        device = self._strategy.extended.worker_devices[self.index]
         # A new thread is eager. Not tf.init_scope: it would stop the recording of the step's gradient tapes.
         graph = self._graph.as_default() if self._graph is not None else contextlib.nullcontext()
-        with graph, self._strategy.scope(), tf.device(device), tf.name_scope(f"replica_{self._index}"), \
-                replica_scope.entered(scope), ReplicaContext(self._strategy, member, self._index):
+        with graph, self._strategy.scope(), tf.device(device), tf.name_scope(f"replica_{self.index}"), \
+                replica_scope.entered(scope), ReplicaContext(self._strategy, member, self.index):
             return self._function(*self._args, **self._kwargs)
 
 
 class OneByOneMember(Member):
-    """The seat of a replica that runs on its own thread, one at a time."""
+    """The seat of a replica that runs on its own thread, one at a time.
 
-    def __init__(self, devices: Sequence[str], replica: _Replica):
-        super().__init__(devices)
-        self._replica = replica
-        self._in_graph = replica._graph is not None
+    It meets the others through the replica that runs on the calling thread: gradients of collectives are taken later,
+    on other threads than those of the step.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, index: int, graph: tf.Graph | None):
+        super().__init__(strategy.extended.worker_devices)
+        self._strategy, self._index, self._graph = strategy, index, graph
 
     @property
     def rank(self) -> int:
-        return self._replica._index
+        return self._index
 
     def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
                  result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
@@ -176,27 +191,26 @@ class OneByOneMember(Member):
             return [list(combine(parts))] * self.size
 
         label = f"{what.kind} {what.op} of {len(tensors)} {what.dtype} tensor{'s' * (len(tensors) != 1)}"
-        return list(self._replica.reach(_Point(label, list(tensors), serve)))
+        return list(_running.replica.reach(_Point(label, list(tensors), serve)))
 
     def merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls `merge_fn` once, with the replicas' arguments regrouped; every replica gets its part of the result."""
         self._check_not_inside_function("merge_call")
-        strategy = self._replica._strategy
 
         def serve(calls: list[Any]) -> list[Any]:
             merged_args, merged_kwargs = regroup(calls)
             with replica_scope.entered(None):
-                result = merge_fn(strategy, *merged_args, **merged_kwargs)
+                result = merge_fn(self._strategy, *merged_args, **merged_kwargs)
             return [select(index, result) for index in range(self.size)]
 
-        return self._replica.reach(_Point("merge_call", (tuple(args), kwargs or {}), serve))
+        return _running.replica.reach(_Point("merge_call", (tuple(args), kwargs or {}), serve))
 
     def once(self, make: Callable[[], Any]) -> Any:
         """Calls `make` for the first replica only; every replica gets the object."""
-        return self._replica.reach(_Point("making a variable", make, lambda makers: [makers[0]()] * self.size))
+        return _running.replica.reach(_Point("making a variable", make, lambda makers: [makers[0]()] * self.size))
 
     def _check_not_inside_function(self, what: str) -> None:
-        if tf.executing_eagerly() or self._in_graph and tf.compat.v1.get_default_graph() is self._replica._graph:
+        if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self._graph:
             return
         raise RuntimeError(
             f"`{what}` was called in a tf.function, and that in a step whose replicas run one by one: they could not "

@@ -141,6 +141,6 @@ class ReplicaContext(tf.distribute.ReplicaContext):
                 if not re.search("Tensor' object has no attribute '_?values'", str(error)):
                     raise
                 raise AttributeError(
-                    "`merge_call`: the function asks an argument for its `values`. In a step that is traced once for all "
-                    "replicas the arguments are one replica's tensors. Use "
+                    "`merge_call`: the function asks an argument for its `values`. In a step that is traced once for "
+                    "all replicas the arguments are one replica's tensors. Use "
                     f"`strategy.experimental_local_results(argument)`. {error}") from error

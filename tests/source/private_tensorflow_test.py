@@ -42,6 +42,14 @@ PRIVATE_NAMES = {
         "enumerate over distributed data",
     "tensorflow.python.eager.lift_to_graph.lift_to_graph":
         "variables are made outside of the trace of a step",
+    "tensorflow.python.eager.polymorphic_function.atomic_function.AtomicFunction":
+        "what TensorFlow's backpropagation makes of a step's function",
+    "tensorflow.python.eager.polymorphic_function.atomic_function.from_func_graph":
+        "a step returns what its backward pass needs, not the resources that TensorFlow's would return too",
+    "tensorflow.python.eager.record":
+        "a launch's gradient is a launch; tf.custom_gradient would copy all replicas' values to one device",
+    "tensorflow.python.ops.resource_variable_ops.variable_accessed":
+        "tapes around a launch watch the trainable variables of the step",
     "tensorflow.python.eager.polymorphic_function.concrete_function.ConcreteFunction":
         "a FuncGraph becomes a function",
     "tensorflow.python.eager.polymorphic_function.function_context":

@@ -3,7 +3,6 @@
 import pytest
 import tensorflow as tf
 
-import lockstep
 from lockstep.strategy.values import Mirrored, PerReplica
 from testing.replicas import mirrored, replica_context, values_of
 
