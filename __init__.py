@@ -2,7 +2,7 @@
 
 from . import training
 from .collective import CollectiveError, CollectiveMismatchError, CollectiveOptions, ReduceOp
-from .strategy import MirroredStrategy, PerReplica, Plan, Strategy, average_loss
+from .strategy import MirroredStrategy, PerReplica, Plan, Strategy, average_loss, set_keras_correction
 
 __all__ = [
     "CollectiveError",
@@ -14,5 +14,6 @@ __all__ = [
     "ReduceOp",
     "Strategy",
     "average_loss",
+    "set_keras_correction",
     "training",
 ]

@@ -1,21 +1,54 @@
 """The private TensorFlow that collective/ touches, in one place.
 
-tests/source/private_tensorflow_test.py lists what is imported from `tensorflow.python`, with the reasons; this layer
-imports nothing from there. It uses a few private members of what public TensorFlow hands out.
+tests/source/private_tensorflow_test.py lists what is imported from `tensorflow.python`, with the reasons.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 ANNOTATION = "_lockstep_collective"
+SHARED_RESULTS = "_lockstep_shared_results"
 
 
 def annotate(op: tf.Operation, text: str) -> None:
     """Writes `text` on a graph op, where `Strategy.plan` finds it, also inside functions that were traced before."""
     op._set_attr(ANNOTATION, tf.compat.v1.AttrValue(s=text.encode()))
+
+
+def with_gradient(function: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]], gradient: Callable[..., Any],
+                  tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """`function(tensors)`, with a gradient of its own.
+
+    `tf.custom_gradient` would keep every graph that it is used in for ever, in TensorFlow's registry of gradients.
+
+    Args:
+        function: Computes the results; nothing in it is differentiated.
+        gradient: From the gradients of the results to those of `tensors`.
+        tensors: The operands.
+    """
+    if tf.executing_eagerly():
+        return list(tf.custom_gradient(lambda *operands: (list(function(operands)), gradient))(*tensors))
+    with record.stop_recording():
+        results = list(function(tensors))
+        outputs = tf.identity_n([*results, *tensors])
+
+    def pull_back(*upstream: tf.Tensor) -> list[Any]:
+        return [None] * len(results) + list(gradient(*upstream[:len(results)]))
+
+    outputs[0].op._gradient_function = lambda op, *upstream: pull_back(*upstream)
+    record.record_operation("IdentityN", outputs, [*results, *tensors], pull_back)
+    return outputs[:len(results)]
+
+
+def mark_shared(results: Sequence[tf.Tensor]) -> None:
+    """Marks the first outputs of a graph op, all that are given, as what a collective has made the same for all."""
+    op = results[0].op
+    assert all(result.op is op for result in results)
+    op._set_attr(SHARED_RESULTS, tf.compat.v1.AttrValue(i=len(results)))
 
 
 def call_once(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

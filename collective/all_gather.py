@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from .buckets import num_bytes
@@ -44,6 +45,8 @@ def all_gather(member: Member, tensor: tf.Tensor, axis: int) -> tf.Tensor:
 def checked_axis(tensor: tf.Tensor, axis: int, where: str) -> int:
     """The non-negative form of `axis`, after checking that `tensor` has it."""
     rank = tensor.shape.rank
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"`{where}`: `axis` is {axis!r}. Expected an integer.")
     if rank == 0:
         raise ValueError(f"`{where}`: got a scalar. A scalar has no axis to join along. "
                          "Give it one with `tf.expand_dims(value, 0)`.")

@@ -13,10 +13,11 @@ What each algorithm costs a replica that hands over S bytes in a group of n:
 
 from __future__ import annotations
 
-from typing import Callable, Sequence, TypeAlias
+from typing import Sequence, TypeAlias
 
 import tensorflow as tf
 
+from . import _tf
 from .all_gather import difference
 from .buckets import num_bytes, plan_buckets
 from .device_collectives import ONE_SHAPE, can_reduce, device_all_reduce
@@ -111,17 +112,16 @@ def _dense(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], options: 
     if not any(floats):
         return reduce(tensors)
 
-    @tf.custom_gradient
-    def differentiable(*operands: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            if op not in (ReduceOp.SUM, ReduceOp.MEAN):
-                raise LookupError(f"`all_reduce`: no gradient is defined for {op.name}. Use SUM or MEAN, or stop the "
-                                  "gradient with `tf.stop_gradient`.")
-            return _dense(member, op, upstream, options)
+    def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+        if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+            raise LookupError(f"`all_reduce`: no gradient is defined for {op.name}. Use SUM or MEAN, or stop the "
+                              "gradient with `tf.stop_gradient`.")
+        return _dense(member, op, upstream, options)
 
-        return reduce(operands), gradient
-
-    return list(differentiable(*tensors))
+    results = _tf.with_gradient(reduce, gradient, tensors)
+    if not tf.executing_eagerly():
+        _tf.mark_shared(results)  # The op that carries the gradient has the operands among its inputs.
+    return results
 
 
 def _names(tensors: Sequence[tf.Tensor]) -> tuple[str, ...]:

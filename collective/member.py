@@ -95,8 +95,13 @@ class Member:
         """
         raise NotImplementedError(f"{type(self).__name__}.exchange")
 
-    def once(self, make: Callable[[], Any]) -> Any:
-        """Calls `make` for the group once, and gives every member the object that it returns."""
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Calls `make` for the group once, and gives every member the object that it returns.
+
+        Args:
+            key: Tells apart what one member makes and another does not, hashable.
+            make: Makes the object.
+        """
         return make()
 
     def next_instance_key(self) -> int:

@@ -4,6 +4,7 @@ from .average_loss import average_loss
 from .base import Strategy
 from .distributed_dataset import DistributedDataset
 from .distributed_iterator import DistributedIterator
+from .keras_corrections import set_keras_correction
 from .mirrored_strategy import MirroredStrategy
 from .mirrored_variable import MirroredVariable
 from .plan import Plan
@@ -23,4 +24,5 @@ __all__ = [
     "Strategy",
     "SyncOnReadVariable",
     "average_loss",
+    "set_keras_correction",
 ]

@@ -25,6 +25,7 @@ from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
+from tensorflow.python.ops import summary_ops_v2
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable, variable_accessed
 from tensorflow.python.types.core import Tensor as CoreTensor
 
@@ -35,8 +36,8 @@ __all__ = [
     "AtomicFunction", "CompositeTensor", "ConcreteFunction", "CoreTensor", "FuncGraph", "Gradient",
     "PolymorphicFunction", "ResourceVariable", "a_tape_may_record", "backward_function", "call_flat", "call_recorded",
     "call_with_gradient", "callbacks_on_ops", "concrete_function", "convert_with_autograph", "enumerate_registry",
-    "flat_function", "for_loop_registry", "for_stmt", "lift_to_graph", "trace_into", "watch_variables",
-    "written_resources",
+    "flat_function", "for_loop_registry", "for_stmt", "lift_to_graph", "summaries_written_if", "summary_state",
+    "trace_into", "watch_variables", "written_resources",
 ]
 
 
@@ -142,6 +143,32 @@ def callbacks_on_ops(callback: OpCallback) -> Iterator[None]:
         yield
     finally:
         op_callbacks.remove_op_callback(callback)
+
+
+@contextlib.contextmanager
+def summaries_written_if(condition: Callable[[], Any], caller: Any = None) -> Iterator[None]:
+    """Lets this thread write summaries where `condition()` holds.
+
+    Args:
+        condition: Gives a bool or a bool tensor of the graph that is built.
+        caller: What `summary_state` gave on the thread whose writer and step are meant; None for this one.
+    """
+    state = summary_ops_v2._summary_state
+    before = summary_state()
+    if caller is not None:
+        state.__dict__.update(caller)
+    state.is_recording_distribution_strategy = condition
+    try:
+        yield
+    finally:
+        state.__dict__.update(before)
+
+
+def summary_state() -> dict[str, Any]:
+    """This thread's summary writer, step and conditions."""
+    state = summary_ops_v2._summary_state
+    names = ("is_recording", "is_recording_distribution_strategy", "writer", "step")
+    return {name: getattr(state, name) for name in names}
 
 
 def written_resources(op: tf.Operation) -> list[tf.Tensor]:

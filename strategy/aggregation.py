@@ -8,12 +8,14 @@ In a replica, a mirrored variable takes only one value for all. Which one:
                          compared, and the step fails if they differ, instead of letting the copies drift apart
 
 Keras gives its own variables NONE and writes replicas' statistics to them (BatchNormalization's moving averages); there
-NONE takes the mean over the replicas.
+NONE takes the mean over the replicas, weighted where `averaging_weight` says so.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import contextlib
+import threading
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -83,9 +85,39 @@ def value_for_all(variable: tf.Variable, scope: ReplicaScope, method: str, value
     if aggregation is Aggregation.ONLY_FIRST_REPLICA:
         return broadcast(scope.member, [value], 0, variable.name)[0]
     if variable._made_by_keras and value.dtype.is_floating:
-        return _reduced(scope, ReduceOp.MEAN, value)
+        if _averaging.weight is None:
+            return _reduced(scope, ReduceOp.MEAN, value)
+        return _weighted_mean(scope, variable, value, tf.cast(_averaging.weight, value.dtype))
     return agree(scope.member, value, f"Variable {variable.name!r} with aggregation NONE: `{method}` in a replica",
                  _CHOICES)
+
+
+class _Averaging(threading.local):
+    weight: tf.Tensor | None = None
+
+
+_averaging = _Averaging()
+
+
+@contextlib.contextmanager
+def averaging_weight(weight: tf.Tensor) -> Iterator[None]:
+    """The weight of what this replica writes to Keras's variables, where the replicas' values are averaged.
+
+    Args:
+        weight: A scalar of at least 0; a replica with weight 0 is left out, whatever it writes.
+    """
+    before, _averaging.weight = _averaging.weight, weight
+    try:
+        yield
+    finally:
+        _averaging.weight = before
+
+
+def _weighted_mean(scope: ReplicaScope, variable: tf.Variable, value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """The weighted mean over the replicas; the variable's own value where no replica has any weight."""
+    share = tf.where(weight > 0, value, tf.zeros_like(value)) * weight
+    total, weights = all_reduce(scope.member, ReduceOp.SUM, [share, weight], scope.strategy.options)
+    return tf.where(weights > 0, tf.math.divide_no_nan(total, weights), tf.cast(variable.read_value(), value.dtype))
 
 
 def _reduced(scope: ReplicaScope, op: ReduceOp, value: Any) -> Any:

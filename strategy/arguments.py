@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from .function_key import Closure, Keys
-from .values import components, is_distributed
+from .values import components, flat_leaves, is_distributed
 
 PER_REPLICA, SHARED, STATIC = "per replica", "shared", "static"
 
@@ -66,12 +66,8 @@ class Arguments:
 
     def _leaf(self, value: Any, arrays_are_tensors: bool) -> Leaf:
         if is_distributed(value):
-            parts = components(value)
-            if len(parts) != self._num_replicas:
-                raise ValueError(f"`strategy.run`: an argument has {len(parts)} components for {self._num_replicas} "
-                                 "replicas. A per-replica value has one for each local replica; was it made by "
-                                 "another strategy?")
-            return _per_replica_leaf(value, parts)
+            check_num_components(value, self._num_replicas)
+            return _per_replica_leaf(value, components(value))
         if isinstance(value, tf.Variable):
             return Leaf(STATIC, None, value)
         if isinstance(value, (np.ndarray, np.generic)) and arrays_are_tensors:
@@ -114,16 +110,24 @@ class Arguments:
         return [value for kind, value in zip(kinds, inputs, strict=True) if kind == SHARED]
 
     def rebuild(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) with the body's inputs in place of tensors; remembers the closure's part for `call`."""
+        """(args, kwargs) with the body's inputs in place of tensors; keeps the function's part for `bound_function`."""
         given = iter(inputs)
         flat = [leaf.value if leaf.kind == STATIC else next(given) for leaf in self.leaves]
         args, kwargs, self._lifted_inputs = tf.nest.pack_sequence_as(self._structure, flat)
         return args, kwargs
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls `function`, its closure's tensors being the body's inputs while it runs."""
-        with self._closure.filled(self._lifted_inputs):
-            return function(*args, **kwargs)
+    def bound_function(self) -> Callable[..., Any]:
+        """The function, the body's inputs in the place of the tensors that it refers to; after `rebuild`."""
+        return self._closure.bound(self._lifted_inputs)
+
+
+def check_num_components(structure: Any, num_replicas: int) -> None:
+    """Raises ValueError for a per-replica value that has not one component for each local replica."""
+    for value in flat_leaves(structure):
+        if is_distributed(value) and len(components(value)) != num_replicas:
+            raise ValueError(f"`strategy.run`: an argument has {len(components(value))} components for {num_replicas} "
+                             "replicas. A per-replica value has one for each local replica; was it made by another "
+                             "strategy?")
 
 
 def _per_replica_leaf(value: Any, parts: Sequence[Any]) -> Leaf:

@@ -9,19 +9,18 @@ import tensorflow as tf
 from absl import logging
 
 from ..collective import CollectiveOptions, ReduceOp
-from . import replica_scope
+from . import keras_corrections, py_functions, replica_scope
 from .cross_replica import (
     combine_along,
     combine_components,
     gather_components,
     gather_local_results,
-    is_keras_asking_for_a_batch,
 )
 from .distributed_dataset import DistributedDataset
 from .engine import Engine
 from .extended import ReplicatedExtended
 from .plan import Plan
-from .values import PerReplica, is_distributed, select
+from .values import PerReplica, is_distributed
 
 
 class Strategy(tf.distribute.Strategy):
@@ -46,6 +45,8 @@ class Strategy(tf.distribute.Strategy):
             raise TypeError(f"{type(self).__name__}: `options` is {options!r}. Expected a lockstep.CollectiveOptions.")
         super().__init__(ReplicatedExtended(self, devices, options))
         self._engine = Engine(self)
+        keras_corrections.install()
+        py_functions.install()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
         """A strategy of its own on the same devices; variables stay with the strategy under which they were made."""
@@ -98,11 +99,16 @@ class Strategy(tf.distribute.Strategy):
         if options is not None and options != tf.distribute.RunOptions():
             raise ValueError(f"`strategy.run`: `options` is {options}. They concern TPUs only. Leave them out.")
         self._say_whole_batches(args)
+        return self._run_on_replicas(fn, args, kwargs)
+
+    def _run_on_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
+        """`run` without its checks, also for a function given to `merge_call`."""
+        keras_corrections.install()
         with self.scope():
             return self._engine.run(fn, args, kwargs or {})
 
     def _check_run(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
-        if tf.distribute.get_replica_context() is not None and replica_scope.current() is not None:
+        if replica_scope.is_running():
             raise RuntimeError(f"`strategy.run`: called with {getattr(fn, '__name__', fn)!r} inside another "
                                "`strategy.run`. A replica cannot start replicas. Call the function itself.")
         if not isinstance(args, (list, tuple)):
@@ -156,8 +162,6 @@ class Strategy(tf.distribute.Strategy):
         """
         self._require_cross_replica("reduce")
         op = ReduceOp.of(reduce_op)
-        if axis is None and is_keras_asking_for_a_batch():
-            return select(0, value)
         size = len(self.extended.worker_devices)
 
         def reduce_leaf(leaf: Any) -> Any:

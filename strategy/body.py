@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import tensorflow as tf
 
 from ..collective import QueueMember
 from ..collective.local import Channel
-from . import replica_scope
+from . import empty_batches, replica_scope
 from ._tf import (
     AtomicFunction,
     ConcreteFunction,
@@ -22,6 +22,7 @@ from ._tf import (
     callbacks_on_ops,
     concrete_function,
     convert_with_autograph,
+    summaries_written_if,
     trace_into,
 )
 from .arguments import Arguments
@@ -113,20 +114,24 @@ def as_any_replica(strategy: tf.distribute.Strategy, graph: FuncGraph) -> Iterat
     extended = strategy.extended
     member = extended.traced_member
     scope = replica_scope.ReplicaScope(strategy, member, 0, is_traced_once=True, in_graph=True)
-    with graph.device(extended.replica_pins), replica_scope.entered(scope), \
-            callbacks_on_ops(extended.random_streams.on_op), ReplicaContext(strategy, member, 0):
+
+    def on_op(*created: Any, **place: Any) -> Sequence[tf.Tensor] | None:
+        replaced = extended.random_streams.on_op(*created, **place)
+        return empty_batches.on_op(*created, **place) if replaced is None else replaced
+
+    with graph.device(extended.replica_pins), replica_scope.entered(scope), callbacks_on_ops(on_op), \
+            summaries_written_if(lambda: tf.equal(member.rank, 0)), ReplicaContext(strategy, member, 0):
         yield
 
 
-def trace_body(strategy: tf.distribute.Strategy, name: str, function: Callable[..., Any], arguments: Arguments,
-               with_autograph: bool, returns_results: bool = False) -> Body:
-    """Traces `function` once for the given arguments.
+def trace_body(strategy: tf.distribute.Strategy, name: str, arguments: Arguments, with_autograph: bool,
+               returns_results: bool = False) -> Body:
+    """Traces a function once for the given arguments.
 
     Args:
         strategy: The strategy whose replicas will run the body.
         name: The name of the graph.
-        function: The user's Python function.
-        arguments: What it is called with; their specs are the body's inputs.
+        arguments: The function and what it is called with; their specs are the body's inputs.
         with_autograph: Whether its Python control flow is converted.
         returns_results: Whether the body returns its results, as one that is differentiated must.
     """
@@ -135,14 +140,13 @@ def trace_body(strategy: tf.distribute.Strategy, name: str, function: Callable[.
     member = extended.traced_member
     traced: list[tuple[Outputs, list[tf.TensorShape]]] = []
     channels: list[Channel] = []
-    converted = convert_with_autograph(function, with_autograph)
 
     def step(*inputs: Any) -> list[tf.Tensor]:
         for tensor in tf.nest.flatten(arguments.shared_of(inputs), expand_composites=True):
             mark_shared_input(tensor)
         args, kwargs = arguments.rebuild(inputs)
         with as_any_replica(strategy, graph):
-            result = arguments.call(converted, args, kwargs)
+            result = convert_with_autograph(arguments.bound_function(), with_autograph)(*args, **kwargs)
             structure, tensors = Outputs.of(result)
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             traced.append((structure, [tensor.shape for tensor in tensors]))

@@ -5,9 +5,9 @@ Here all components are at hand, so this is plain arithmetic on them, in the ord
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from ..collective import Member, ReduceOp, agree
@@ -142,17 +142,6 @@ def sum_of_gradients(gradients: Sequence[Any]) -> Any:
     return tf.add_n([tf.convert_to_tensor(part) for part in parts])
 
 
-def is_keras_asking_for_a_batch() -> bool:
-    """Whether the caller of `reduce` is Keras, which wants to know only what a replica's batch looks like.
-
-    `keras.Model.fit` reduces its first batch with MEAN to build the model for the result's shapes and dtypes. Batches
-    may hold strings, and parts of unequal sizes, which have no mean; one replica's part tells all that is asked.
-    """
-    caller = sys._getframe(2)
-    return (caller.f_code.co_name == "_maybe_symbolic_build"
-            and caller.f_globals.get("__name__", "").startswith("keras.src.backend."))
-
-
 def _parts(op: ReduceOp, value: Any, size: int, where: str) -> Sequence[Any]:
     is_per_replica = isinstance(value, tf.distribute.DistributedValues)
     parts = _components_of(value)
@@ -182,9 +171,9 @@ def _dense(part: Any, where: str) -> tf.Tensor:
 
 def _axes(axis: Any, where: str) -> list[int]:
     axes = list(axis) if isinstance(axis, (list, tuple)) else [axis]
-    if any(isinstance(one, bool) or not isinstance(one, int) for one in axes) or not axes:
+    if any(isinstance(one, bool) or not isinstance(one, (int, np.integer)) for one in axes) or not axes:
         raise TypeError(f"`{where}`: `axis` is {axis!r}. Expected None, an integer, or a list or tuple of integers.")
-    return axes
+    return [int(one) for one in axes]
 
 
 def checked_reduction_axis(tensor: tf.Tensor, axis: int, where: str) -> int:

@@ -19,9 +19,9 @@ from absl import logging
 
 from . import replica_scope
 from ._tf import PolymorphicFunction, a_tape_may_record, convert_with_autograph
-from .arguments import Arguments, DifferentObjectsError
+from .arguments import Arguments, DifferentObjectsError, check_num_components
 from .body import trace_body
-from .function_key import Closure, Keys, closure_keys
+from .function_key import Closure, Keys, named_keys
 from .launch import Launch
 from .launch_errors import naming_the_replica
 from .launch_gradient import DifferentiableLaunch
@@ -64,6 +64,7 @@ class Engine:
     def plan(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
         """Traces `function` as a launch would, and returns the plan of its body."""
         python_function, with_autograph = _python_function(function)
+        with_autograph = with_autograph or not isinstance(function, PolymorphicFunction)
         try:
             arguments = Arguments(args, kwargs, Closure(python_function), self._num_local, arrays_are_tensors=True)
         except DifferentObjectsError as error:
@@ -71,10 +72,11 @@ class Engine:
                 "`strategy.plan`: the replicas get different Python objects as arguments, so the step has no one plan. "
                 "Pass tensors where the replicas differ.") from error
         name = _name(python_function)
-        body = trace_body(self._strategy, name, python_function, arguments, with_autograph)
+        body = trace_body(self._strategy, name, arguments, with_autograph)
         return plan_of(body, name, self._strategy.num_replicas_in_sync)
 
     def _one_by_one(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        check_num_components((tuple(args), kwargs), self._num_local)
         if self._strategy.num_replicas_in_sync == 1:
             return self._in_place(function, args, kwargs)
         return self._run_one_by_one(function, args, kwargs)
@@ -107,7 +109,7 @@ class Engine:
             arguments = Arguments(args, kwargs, Closure(python_function), self._num_local, arrays_are_tensors=True)
         except DifferentObjectsError:
             self._say_once_per_replica(python_function)
-            return self._run_one_by_one(function, args, kwargs)
+            return tf.function(lambda: self._run_one_by_one(python_function, args, kwargs), autograph=with_autograph)()
         with self._tracing:
             key, kept = self._key(python_function, arguments, with_autograph)
             launch = self._find(key, arguments.signature)
@@ -143,11 +145,11 @@ class Engine:
             wider = [spec.most_specific_common_supertype([other]) for spec, other in zip(signature, traces[-1][0])]
             if None not in wider:
                 signature = tuple(wider)
-        closure_before = closure_keys(function)
+        named_before = named_keys(function)
         launch = self._made_launch(function, arguments.with_signature(signature), with_autograph)
         traces.append((signature, launch, kept))
-        self._changed_by_tracing |= {name for name, value in closure_keys(function).items()
-                                     if value != closure_before[name]}
+        self._changed_by_tracing |= {name for name, value in named_keys(function).items()
+                                     if value != named_before[name]}
         # What the trace itself has changed is no longer part of the key.
         key, _ = self._key(function, arguments, with_autograph)
         self._cache.setdefault(key, []).extend(traces)
@@ -158,7 +160,7 @@ class Engine:
     def _made_launch(self, function: Callable[..., Any], arguments: Arguments,
                      with_autograph: bool) -> AnyLaunch:
         is_differentiated = self._is_differentiated()
-        body = trace_body(self._strategy, _name(function), function, arguments, with_autograph,
+        body = trace_body(self._strategy, _name(function), arguments, with_autograph,
                           returns_results=is_differentiated)
         return (DifferentiableLaunch if is_differentiated else Launch)(self._strategy, body)
 

@@ -38,12 +38,14 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         traced_member: The seat of "the replica that runs this body".
         random_streams: The streams of the random ops in traced steps.
         replica_pins: The device function of traced bodies.
+        reporting_model: The Keras model whose metrics the step that was traced last reports, see keras_corrections.py.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, devices: Sequence[str], options: CollectiveOptions):
         super().__init__(strategy)
         self._devices = tuple(devices)
         self.options = options
+        self.reporting_model: Any = None
         self.replica_pins = ReplicaPins(devices)
         # tf.function keeps traces apart by the device functions around them: nested functions are traced for each
         # strategy, never shared between two.
@@ -208,9 +210,7 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
     # Running code for each copy or each replica.
 
     def _update(self, var: ReplicatedVariable, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
-        if not isinstance(var, ReplicatedVariable) or not self.variable_created_in_scope(var):
-            raise ValueError(f"`extended.update`: {var!r} is not a variable made under this strategy's scope. "
-                             "Make it under `strategy.scope()`.")
+        self._check_owned(var)
         scope = replica_scope.current()
         if scope is not None:
             return self._replica_ctx_update(var, fn, args, kwargs)
@@ -222,9 +222,17 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
     def _replica_ctx_update(self, var: ReplicatedVariable, fn: Callable[..., Any], args: Any = (), kwargs: Any = None,
                             group: bool = True) -> Any:
         scope = replica_scope.current()
-        assert scope is not None
+        if scope is None:
+            raise RuntimeError("`extended.update`: called in a replica context outside of `strategy.run`. Call it in "
+                               "the step, or in cross-replica context, under `strategy.scope()`.")
+        self._check_owned(var)
         args, kwargs = equal_arguments(var, scope, "`extended.update`", (tuple(args), kwargs or {}))
         return self._update_copy(var, scope.index, fn, args, kwargs)
+
+    def _check_owned(self, var: Any) -> None:
+        if not isinstance(var, ReplicatedVariable) or not self.variable_created_in_scope(var):
+            raise ValueError(f"`extended.update`: {var!r} is not a variable made under this strategy's scope. "
+                             "Make it under `strategy.scope()`.")
 
     def _update_copy(self, var: ReplicatedVariable, index: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         copy = var.values[index]
@@ -238,7 +246,7 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         strategy._require_cross_replica("extended.call_for_each_replica")
         scope = replica_scope.current()
         if scope is None:
-            return strategy.run(fn, args, kwargs)
+            return strategy._run_on_replicas(fn, args, kwargs)
         fn = convert_with_autograph(fn, always=False)
         replica = dataclasses.replace(scope, in_merge_call=False)
         with replica_scope.entered(replica), ReplicaContext(strategy, scope.member, scope.index):

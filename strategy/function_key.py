@@ -1,16 +1,17 @@
 """What a traced function depends on: its code, its defaults and what it closes over.
 
 Launches are cached by this key, so that a lambda written again in each step is not traced again, and a changed Python
-number in a closure is. Tensors and per-replica values that the function itself closes over are neither: they are
-`lifted`, and become arguments of the launch.
+number is. It counts what the function closes over and what it reads of its module, by value where that is a number, a
+string or a small container of them, else by identity; attributes of objects are part of the object, as in
+`tf.function`. Tensors and per-replica values are neither: they are `lifted`, and become arguments of the launch.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dis
 import functools
 import types
-from typing import Any, Callable, Collection, Iterator
+from typing import Any, Callable, Collection, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -21,46 +22,53 @@ from .values import is_distributed, select
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), tf.DType)
 _MAX_ARRAY_BYTES = 4096
 _MAX_DEPTH = 8
+_MAX_ITEMS = 1000
 
 
 class Closure:
-    """The closure of a function, with its tensors lifted out.
+    """What a function refers to by name, with its tensors lifted out.
 
     Args:
-        function: Any callable; only a plain Python function has a closure to lift from.
+        function: Any callable; only a plain Python function has names to lift from.
 
     Attributes:
-        lifted: The tensors and per-replica values that the function closes over.
+        lifted: The tensors and per-replica values that the function closes over or finds in its module.
     """
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
-        cells = function.__closure__ or () if isinstance(function, types.FunctionType) else ()
-        self._cells = [cell for cell in cells if _is_lifted(_contents(cell))]
-        self.lifted = [cell.cell_contents for cell in self._cells]
+        self._cells: list[str] = []
+        self._globals: list[str] = []
+        if isinstance(function, types.FunctionType):
+            cells = dict(zip(function.__code__.co_freevars, map(_contents, function.__closure__ or ())))
+            self._cells = [name for name, value in cells.items() if _is_lifted(value)]
+            self._globals = [name for name, value in _globals_of(function).items() if _is_lifted(value)]
+            self.lifted = [cells[name] for name in self._cells]
+            self.lifted += [function.__globals__[name] for name in self._globals]
+        else:
+            self.lifted = []
 
-    @contextlib.contextmanager
-    def filled(self, values: list[Any]) -> Iterator[None]:
-        """Puts `values` in the place of what was lifted."""
-        for cell, value in zip(self._cells, values):
-            cell.cell_contents = value
-        try:
-            yield
-        finally:
-            for cell, value in zip(self._cells, self.lifted):
-                cell.cell_contents = value
+    def bound(self, values: Sequence[Any]) -> Callable[..., Any]:
+        """The function with `values` in the place of what was lifted."""
+        if not self.lifted:
+            return self._function
+        function: Any = self._function
+        cells = dict(zip(self._cells, values))
+        closure = tuple(types.CellType(cells[name]) if name in cells else cell
+                        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()))
+        names = function.__globals__
+        if self._globals:
+            names = {**names, **dict(zip(self._globals, values[len(self._cells):]))}
+        copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
+        copy.__kwdefaults__ = function.__kwdefaults__
+        copy.__dict__.update(function.__dict__)
+        return copy
 
     def of_replica(self, replica: int) -> Callable[..., Any]:
-        """The function as a replica sees it: a per-replica value in its closure is the replica's component."""
+        """The function as a replica sees it: a per-replica value is the replica's component."""
         if not any(is_distributed(value) for value in self.lifted):
             return self._function
-        own = {id(cell): types.CellType(select(replica, value)) for cell, value in zip(self._cells, self.lifted)
-               if is_distributed(value)}
-        cells = tuple(own.get(id(cell), cell) for cell in self._function.__closure__ or ())
-        copy = types.FunctionType(self._function.__code__, self._function.__globals__, self._function.__name__,
-                                  self._function.__defaults__, cells)
-        copy.__kwdefaults__ = self._function.__kwdefaults__
-        return copy
+        return self.bound([select(replica, value) for value in self.lifted])
 
 
 class _Empty:
@@ -77,6 +85,22 @@ def _contents(cell: Any) -> Any:
 def _is_lifted(value: Any) -> bool:
     is_variable = isinstance(value, tf.Variable) or hasattr(value, "_should_act_as_resource_variable")
     return is_distributed(value) or tf.is_tensor(value) and not is_variable
+
+
+@functools.lru_cache(maxsize=1024)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The module-level names that a function's code reads, comprehensions and inner functions included."""
+    names = {instruction.argval for instruction in dis.get_instructions(code)
+             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    inner = [_global_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return tuple(sorted(names.union(*inner)))
+
+
+def _globals_of(function: types.FunctionType) -> dict[str, Any]:
+    """What a function reads of its module, by name; other modules count as part of the program."""
+    found = {name: function.__globals__[name] for name in _global_names(function.__code__)
+             if name in function.__globals__}
+    return {name: value for name, value in found.items() if not isinstance(value, types.ModuleType)}
 
 
 class Keys:
@@ -97,6 +121,7 @@ class Keys:
     def __init__(self, ignored: Collection[Any] = ()) -> None:
         self.kept: list[Any] = []
         self._ignored = ignored
+        self._entered: set[int] = set()
 
     def of_function(self, function: Callable[..., Any], depth: int = 0) -> Any:
         """The key of a function. At depth 0 the tensors in its closure are left out: they are lifted."""
@@ -109,19 +134,31 @@ class Keys:
             return ("method", self.of_function(function.__func__, depth), self.of(function.__self__, _MAX_DEPTH))
         if not isinstance(function, types.FunctionType):
             return self._identity(function)
+        if depth and id(function) in self._entered:
+            return ("again", id(function))  # A function that refers to itself, or that several others refer to.
+        self._entered.add(id(function))
+        self.kept.append(function)
         closure = tuple("lifted" if depth == 0 and _is_lifted(value) else self.of(value, depth + 1)
                         for name, value in _closure_of(function).items() if name not in self._ignored)
-        # Module-level numbers and strings that the code names; other globals count as part of the module.
-        named = tuple((name, function.__globals__[name]) for name in function.__code__.co_names
-                      if isinstance(function.__globals__.get(name, _Empty), _SIMPLE))
+        code = function.__code__
+        named = tuple((name, "lifted" if depth == 0 and _is_lifted(value) else self._of_global(function, value, depth))
+                      for name, value in _globals_of(function).items() if (code, name) not in self._ignored)
         return ("function", function.__module__, function.__code__, self.of(function.__defaults__, depth + 1),
-                self.of(function.__kwdefaults__, depth + 1), closure, self.of(named, depth + 1))
+                self.of(function.__kwdefaults__, depth + 1), closure, named)
+
+    def _of_global(self, function: types.FunctionType, value: Any, depth: int) -> Any:
+        """The key of what a function finds in its module. Functions from elsewhere count as they are."""
+        if isinstance(value, types.FunctionType) and value.__module__ != function.__module__:
+            return self._identity(value)
+        return self.of(value, depth + 1)
 
     def of(self, value: Any, depth: int = 0) -> Any:
         """The key of any value."""
         if isinstance(value, _SIMPLE):
             return (type(value), value)
-        if depth < _MAX_DEPTH:
+        if depth < _MAX_DEPTH and not (isinstance(value, (list, tuple, dict, set)) and len(value) > _MAX_ITEMS):
+            if isinstance(value, (set, frozenset)):
+                return (type(value), frozenset(self.of(item, depth + 1) for item in value))
             if isinstance(value, (list, tuple)):
                 return (type(value), tuple(self.of(item, depth + 1) for item in value))
             if isinstance(value, dict):
@@ -144,8 +181,9 @@ def _closure_of(function: types.FunctionType) -> dict[Any, Any]:
     return {(function.__code__, name): _contents(cell) for name, cell in zip(names, function.__closure__ or ())}
 
 
-def closure_keys(function: Callable[..., Any]) -> dict[Any, Any]:
-    """The keys of a function's closure values, by (code, name); empty for what has no closure."""
+def named_keys(function: Callable[..., Any]) -> dict[Any, Any]:
+    """The keys of what a function closes over and reads of its module, by (code, name)."""
     if not isinstance(function, types.FunctionType):
         return {}
-    return {name: "lifted" if _is_lifted(value) else Keys().of(value) for name, value in _closure_of(function).items()}
+    named = _closure_of(function) | {(function.__code__, name): value for name, value in _globals_of(function).items()}
+    return {name: "lifted" if _is_lifted(value) else Keys().of(value) for name, value in named.items()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ..collective import Copies
-from ..collective._tf import ANNOTATION
+from ..collective._tf import ANNOTATION, SHARED_RESULTS
 from ._tf import FuncGraph
 
 SHARED_INPUT = "_lockstep_shared_input"
@@ -36,7 +36,7 @@ def is_equal_on_all_replicas(tensor: tf.Tensor) -> bool:
                 return False
             continue
         op = at.op
-        if ANNOTATION in op.node_def.attr:  # A collective: its result is shared.
+        if _is_collective_result(at):
             continue
         if op.type == "Placeholder":
             source = _source(at)
@@ -48,6 +48,26 @@ def is_equal_on_all_replicas(tensor: tf.Tensor) -> bool:
         if op.op_def is not None and op.op_def.is_stateful and op.type not in _READS:
             return False
         todo.extend(op.inputs)
+    return True
+
+
+def _is_collective_result(tensor: tf.Tensor) -> bool:
+    """Whether a collective has made the tensor: its result is shared."""
+    kind = tensor.op.type
+    if kind.endswith("PartitionedCall") or kind.startswith("Collective"):
+        return ANNOTATION in tensor.op.node_def.attr
+    return kind == "IdentityN" and tensor.value_index < tensor.op.node_def.attr[SHARED_RESULTS].i
+
+
+def is_given_from_outside(tensor: tf.Tensor) -> bool:
+    """Whether the step has `tensor` from outside, the same on every replica: it is captured, or a shared argument."""
+    while getattr(tensor, "graph", None) is not None:
+        if tensor.op.type != "Placeholder":
+            return False
+        source = _source(tensor)
+        if source is None or source is SHARED_INPUT:
+            return source is SHARED_INPUT
+        tensor = source
     return True
 
 

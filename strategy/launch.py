@@ -101,16 +101,21 @@ class Launch:
         may_part = synchronises_in_control_flow(body.graph, channels)
         specs = self._input_specs()
         graph = FuncGraph(f"replicas_{body.graph.name}")
+        arrival = _takes_all(body.graph)
 
         def replicas(*inputs: tf.Tensor) -> list[tf.Tensor]:
             outputs: list[tf.Tensor] = []
             calls: list[tf.Operation] = []
+            own = [inputs[replica * len(specs):(replica + 1) * len(specs)] for replica in range(len(self._devices))]
+            captures = [[copies[replica] for copies in self._captures] for replica in range(len(self._devices))]
+            arrived = []
+            for replica, device in enumerate(self._devices[1:], start=1):
+                with tf.device(device):
+                    arrived.append(called_flat(graph, arrival, own[replica], captures[replica])[1])
             for replica, device in enumerate(self._devices):
-                own = inputs[replica * len(specs):(replica + 1) * len(specs)]
-                captures = [copies[replica] for copies in self._captures]
-                with tf.control_dependencies(calls[-1:] if chained else []), tf.device(device), \
-                        tf.name_scope(f"replica_{replica}"):
-                    results, call = called_flat(graph, body.function, own, captures)
+                waits = arrived if replica == 0 else calls[-1:] if chained else []
+                with tf.control_dependencies(waits), tf.device(device), tf.name_scope(f"replica_{replica}"):
+                    results, call = called_flat(graph, body.function, own[replica], captures[replica])
                 outputs.extend(results)
                 calls.append(call)
                 if may_part:
@@ -178,6 +183,18 @@ def _no_gradient(*upstream: Any) -> Sequence[Any]:
     raise LookupError(
         "`strategy.run`: its results are differentiated, but no tf.GradientTape was open when it was traced. Open the "
         "tape around the first call of the tf.function that holds `strategy.run`, or take the gradient in the step.")
+
+
+def _takes_all(graph: FuncGraph) -> ConcreteFunction:
+    """A function with the inputs of a body's function that does nothing: when it has been called, they are there.
+
+    The host sends its inputs to the other replicas. Were a step to fail on the host in the meantime, a send that is
+    cancelled would take the place of the cause.
+    """
+    taking = FuncGraph("arrival")
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs]
+    trace_into(taking, lambda *inputs: [], specs, automatic_control_dependencies=False)
+    return concrete_function(taking, NOT_INLINED)
 
 
 def called_flat(graph: FuncGraph, function: ConcreteFunction | AtomicFunction, inputs: Sequence[tf.Tensor],

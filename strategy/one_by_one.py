@@ -18,7 +18,7 @@ import tensorflow as tf
 from ..collective import CollectiveMismatchError, Exchange, Member
 from ..collective.member import Combine, Verdict
 from . import replica_scope
-from ._tf import convert_with_autograph
+from ._tf import callbacks_on_ops, convert_with_autograph, summaries_written_if, summary_state
 from .function_key import Closure
 from .replica_context import ReplicaContext
 from .values import regroup, select
@@ -34,9 +34,10 @@ def run_one_by_one(strategy: tf.distribute.Strategy, function: Callable[..., Any
     """
     size = len(strategy.extended.worker_devices)
     closure = Closure(function)
+    made: list[tuple[Any, Any]] = []
     # Converted here: a thread does not know its caller's status.
     replicas = [_Replica(strategy, index, convert_with_autograph(closure.of_replica(index), always=False),
-                         select(index, tuple(args)), select(index, kwargs)) for index in range(size)]
+                         select(index, tuple(args)), select(index, kwargs), made) for index in range(size)]
     try:
         while True:
             for replica in replicas:
@@ -46,6 +47,8 @@ def run_one_by_one(strategy: tf.distribute.Strategy, function: Callable[..., Any
             if all(replica.point is None for replica in replicas):
                 return regroup([replica.result for replica in replicas])
             _serve(replicas)
+            for replica in replicas:
+                replica.num_taken = len(made)
     finally:
         for replica in replicas:
             replica.abandon()
@@ -98,14 +101,18 @@ class _Replica:
     """One replica's thread, and the hand-over of the right to run."""
 
     def __init__(self, strategy: tf.distribute.Strategy, index: int, function: Callable[..., Any], args: Any,
-                 kwargs: Any):
+                 kwargs: Any, made: list[tuple[Any, Any]]):
         self._strategy, self.index = strategy, index
         self._function, self._args, self._kwargs = function, args, kwargs
+        self._summaries = summary_state()
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._main, name=f"replica_{index}", daemon=True)
         self._is_over = False
         self._abandoned = False
+        # What any replica has made for all, by key, and how much of it this replica has passed.
+        self._made = made
+        self.num_taken = 0
         self.point: _Point | None = None
         self.answer: Any = None
         self.result: Any = None
@@ -138,6 +145,21 @@ class _Replica:
             raise _Abandoned
         return self.answer
 
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` made for the first replica that came here since the last synchronisation point.
+
+        A replica may pass over what another one has made: an optimizer makes its variables on the first call, and has
+        them when the next replica calls.
+        """
+        for position in range(self.num_taken, len(self._made)):
+            if self._made[position][0] == key:
+                self.num_taken = position + 1
+                return self._made[position][1]
+        made = make()
+        self._made.append((key, made))
+        self.num_taken = len(self._made)
+        return made
+
     def _main(self) -> None:
         self._may_run.acquire()
         try:
@@ -161,7 +183,9 @@ class _Replica:
         # A new thread is eager. Not tf.init_scope: it would stop the recording of the step's gradient tapes.
         graph = self._graph.as_default() if self._graph is not None else contextlib.nullcontext()
         with graph, self._strategy.scope(), tf.device(device), tf.name_scope(f"replica_{self.index}"), \
-                replica_scope.entered(scope), ReplicaContext(self._strategy, member, self.index):
+                replica_scope.entered(scope), summaries_written_if(lambda: self.index == 0, self._summaries), \
+                callbacks_on_ops(self._strategy.extended.random_streams.on_op), \
+                ReplicaContext(self._strategy, member, self.index):
             return self._function(*self._args, **self._kwargs)
 
 
@@ -199,15 +223,14 @@ class OneByOneMember(Member):
 
         def serve(calls: list[Any]) -> list[Any]:
             merged_args, merged_kwargs = regroup(calls)
-            with replica_scope.entered(None):
+            with replica_scope.merging():
                 result = merge_fn(self._strategy, *merged_args, **merged_kwargs)
             return [select(index, result) for index in range(self.size)]
 
         return _running.replica.reach(_Point("merge_call", (tuple(args), kwargs or {}), serve))
 
-    def once(self, make: Callable[[], Any]) -> Any:
-        """Calls `make` for the first replica only; every replica gets the object."""
-        return _running.replica.reach(_Point("making a variable", make, lambda makers: [makers[0]()] * self.size))
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        return _running.replica.once(key, make)
 
     def _check_not_inside_function(self, what: str) -> None:
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self._graph:

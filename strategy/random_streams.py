@@ -81,10 +81,13 @@ class RandomStreams:
     def on_op(self, op_type: str, inputs: Sequence[Any], attrs: Any, outputs: Sequence[tf.Tensor],
               op_name: Any = None, graph: Any = None) -> Sequence[tf.Tensor] | None:
         """Called for each op of a body as it is made; returns what stands in for its outputs, or None."""
-        if op_type not in _STATELESS and op_type not in _UNSUPPORTED or graph is None:
+        if op_type not in _STATELESS and op_type not in _UNSUPPORTED:
             return None
         scope = replica_scope.current()
         if scope is None or scope.member.size == 1:
+            return None
+        if graph is None:
+            _draw_by_replica(op_type, inputs, outputs, scope.index)
             return None
         if op_type in _UNSUPPORTED:
             raise NotImplementedError(
@@ -112,6 +115,18 @@ class RandomStreams:
         stream = make_own_variable(self._strategy, start, tf.int64, f"random_stream_{number}")
         self.variables.append(stream)
         return stream
+
+
+def _draw_by_replica(op_type: str, inputs: Sequence[Any], outputs: Any, replica: int) -> None:
+    """Draws anew for a replica that runs eagerly, from what the op has drawn, which may be the same on every replica.
+
+    An eager op's outputs are replaced in their list: TensorFlow ignores what a callback returns.
+    """
+    if op_type not in _STATELESS or not outputs[0].numpy().size:
+        return
+    digest = hashlib.sha256(outputs[0].numpy().tobytes() + f"/{replica}".encode()).digest()
+    counter, key = tf.zeros([2], tf.uint64), tf.constant([int.from_bytes(digest[:8], "little")], tf.uint64)
+    outputs[0] = _STATELESS[op_type](inputs, {"dtype": outputs[0].dtype}, key, counter)
 
 
 def _blocks(output: tf.Tensor) -> tf.Tensor:

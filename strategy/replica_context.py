@@ -9,6 +9,7 @@ from typing import Any, Callable, Sequence
 import tensorflow as tf
 
 from ..collective import CollectiveOptions, Member, ReduceOp, all_gather, all_reduce
+from ..collective._tf import with_gradient
 from ..collective.all_gather import checked_axis
 from . import replica_scope
 
@@ -93,19 +94,15 @@ class ReplicaContext(tf.distribute.ReplicaContext):
         if not tensor.dtype.is_floating or self._member.size == 1:
             return all_gather(self._member, tensor, axis)
 
-        @tf.custom_gradient
-        def gather(operand: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            rows = tf.shape(operand)[axis]
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            total, = all_reduce(self._member, ReduceOp.SUM, [upstream], self.strategy.options)
+            rows = tf.shape(tensor)[axis]
+            counts = all_gather(self._member, tf.reshape(rows, [1]), 0)
+            start = tf.reduce_sum(counts[:self._member.rank])
+            return [tf.gather(total, tf.range(start, start + rows), axis=axis)]
 
-            def gradient(upstream: tf.Tensor) -> tf.Tensor:
-                total, = all_reduce(self._member, ReduceOp.SUM, [upstream], self.strategy.options)
-                counts = all_gather(self._member, tf.reshape(rows, [1]), 0)
-                start = tf.reduce_sum(counts[:self._member.rank])
-                return tf.gather(total, tf.range(start, start + rows), axis=axis)
-
-            return all_gather(self._member, operand, axis), gradient
-
-        return gather(tensor)
+        gathered, = with_gradient(lambda operands: [all_gather(self._member, operands[0], axis)], gradient, [tensor])
+        return gathered
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (),
                    kwargs: dict[str, Any] | None = None) -> Any:

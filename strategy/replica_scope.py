@@ -43,6 +43,7 @@ class ReplicaScope:
 
 class _State(threading.local):
     scope: ReplicaScope | None = None
+    is_merging: bool = False
     updated_index: int | None = None
 
 
@@ -79,6 +80,23 @@ def entered(scope: ReplicaScope | None) -> Iterator[None]:
         yield
     finally:
         _state.scope, _state.updated_index = before, before_update
+
+
+@contextlib.contextmanager
+def merging() -> Iterator[None]:
+    """Marks the running code as a function given to `merge_call` that is called once for all replicas."""
+    before = _state.is_merging
+    _state.is_merging = True
+    try:
+        with entered(None):
+            yield
+    finally:
+        _state.is_merging = before
+
+
+def is_running() -> bool:
+    """Whether the running code is part of a step, a function given to `merge_call` included."""
+    return current() is not None or _state.is_merging
 
 
 @contextlib.contextmanager

@@ -31,17 +31,20 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         copies: Resource variables, one per local replica, in order.
         aggregation: How values from several replicas become one.
         made_by_keras: Whether Keras made the variable for itself, see `aggregation.value_for_all`.
+        is_saved_as_sum: Whether the copies are parts of a sum, although their aggregation does not say so: checkpoints
+            keep the sum.
     """
 
     _should_act_as_resource_variable = True
     _synchronization = tf.VariableSynchronization.ON_WRITE
 
     def __init__(self, strategy: tf.distribute.Strategy, copies: Sequence[tf.Variable],
-                 aggregation: tf.VariableAggregation, made_by_keras: bool = False):
+                 aggregation: tf.VariableAggregation, made_by_keras: bool = False, is_saved_as_sum: bool = False):
         self._values = tuple(copies)
         self._distribute_strategy = strategy
         self._aggregation = aggregation
         self._made_by_keras = made_by_keras
+        self._is_saved_as_sum = is_saved_as_sum
         self._copies = Copies([copy.handle for copy in copies], self, strategy.extended,
                               is_equal=self._synchronization is not tf.VariableSynchronization.ON_READ)
         for copy in copies:
@@ -224,6 +227,22 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
                              name: str | None = None) -> Any:
         return self._write("batch_scatter_update", sparse_delta)
 
+    def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        return self._scatter_nd(tf.tensor_scatter_nd_add, indices, updates)
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        return self._scatter_nd(tf.tensor_scatter_nd_sub, indices, updates)
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        return self._scatter_nd(tf.tensor_scatter_nd_update, indices, updates)
+
+    def _scatter_nd(self, scattered: Callable[..., tf.Tensor], indices: Any, updates: Any) -> Any:
+        if self._aggregation in (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN) \
+                and replica_scope.current() is not None:
+            raise NotImplementedError(f"Variable {self.name!r}: `scatter_nd_*` in a replica with aggregation "
+                                      f"{self._aggregation.name}. Use `scatter_add` or `scatter_sub`.")
+        return self.assign(scattered(self._copy().read_value(), indices, updates))
+
     def _write(self, method: str, value: Any, read_value: bool = True) -> Any:
         index = replica_scope.updated_index()
         scope = replica_scope.current()
@@ -232,6 +251,9 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         elif scope is not None and scope.strategy is self._distribute_strategy:
             write = self._write_in_merge_call if scope.in_merge_call else self._write_in_replica
             write(scope, method, value)
+        elif scope is not None:
+            raise ValueError(f"Variable {self.name!r}: `{method}` in a step of another strategy than the one under "
+                             "whose scope it was made. Make it under the scope of the strategy that runs the step.")
         else:
             self._write_from_outside(method, value)
         return self if read_value else None
@@ -268,10 +290,22 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         return value
 
     def _value_to_save(self) -> tf.Tensor:
+        if self._is_saved_as_sum:
+            return tf.add_n([copy.read_value() for copy in self._values])
         return self._primary.read_value()
 
     def _restore(self, value: tf.Tensor) -> None:
-        self._write_everywhere("assign", value)
+        if self._is_saved_as_sum:
+            self._restore_sum(value)
+        else:
+            self._write_everywhere("assign", value)
+
+    def _restore_sum(self, value: tf.Tensor) -> None:
+        """Puts a sum on the first copy whole, so that it is exact for any number of replicas."""
+        value = tf.cast(value, self.dtype)
+        for index, copy in enumerate(self._values):
+            with tf.device(copy.device):
+                copy.assign(value if index == 0 else tf.zeros_like(value))
 
     def _write_object_proto(self, proto: Any, options: Any) -> None:
         self._primary._write_object_proto(proto, options)

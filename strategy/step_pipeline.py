@@ -33,7 +33,7 @@ def split_steps(dataset: tf.data.Dataset, num_replicas: int, buffer_size: int) -
 
     def split(batch: Any) -> Any:
         nonlocal spec
-        element = _per_replica(split_batch(batch, num_replicas))
+        element = joined_parts(split_batch(batch, num_replicas))
         spec = tf.nest.map_structure(tf.type_spec_from_value, element)
         return element
 
@@ -78,7 +78,7 @@ def grouped_steps(dataset: tf.data.Dataset, num_replicas: int, buffer_size: int)
                     lambda replica=replica: part(replica),
                     lambda: flat_components(without_rows(pack(spec, first)))))
         part_spec = spec if complete else relaxed_rows(spec)
-        return _per_replica([pack(part_spec, flat) for flat in parts])
+        return joined_parts([pack(part_spec, flat) for flat in parts])
 
     # Optionals, since batches of unequal size cannot be batched themselves.
     wrapped = _scan(dataset, wrap).batch(num_replicas)
@@ -99,7 +99,7 @@ def pack(element_spec: Any, flat: Sequence[tf.Tensor]) -> Any:
     return tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
 
 
-def _per_replica(parts: Sequence[Any]) -> Any:
+def joined_parts(parts: Sequence[Any]) -> Any:
     """Joins one element for each replica into an element of per-replica values; one part stays as it is."""
     if len(parts) == 1:
         return parts[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -21,11 +22,22 @@ class SyncOnReadVariable(ReplicatedVariable):
     def _read(self, read: Callable[[tf.Variable], tf.Tensor]) -> tf.Tensor:
         index = replica_scope.copy_index(self._distribute_strategy)
         if index is None:
-            return combined(self, [copy.read_value() for copy in self._values])
+            return self._combined() if tf.executing_eagerly() else self._combined_in_a_call()
         scope = replica_scope.current()
         if scope is not None and scope.in_merge_call and replica_scope.updated_index() is None:
             return combined(self, [value for value, in all_components(scope.member, [self._primary.read_value()])])
         return read(self._values[index])
+
+    def _combined(self) -> tf.Tensor:
+        return combined(self, [copy.read_value() for copy in self._values])
+
+    @functools.cached_property
+    def _combined_in_a_call(self) -> Callable[[], tf.Tensor]:
+        """Reads all copies in a call of its own: values on their way between devices must not wait beside a launch.
+
+        When a step fails, what waits beside the launch is cancelled, and TensorFlow reports that instead of the cause.
+        """
+        return tf.function(self._combined, autograph=False, experimental_attributes={"_noinline": True})
 
     @property
     def handle(self) -> tf.Tensor:
@@ -81,14 +93,10 @@ class SyncOnReadVariable(ReplicatedVariable):
     def _value_to_save(self) -> tf.Tensor:
         if self._aggregation is tf.VariableAggregation.NONE:
             return self._primary.read_value()
-        return combined(self, [copy.read_value() for copy in self._values])
+        return self._combined()
 
     def _restore(self, value: tf.Tensor) -> None:
-        """A sum is restored whole onto the first copy, so that it is exact for any number of replicas."""
-        if self._aggregation is not tf.VariableAggregation.SUM:
+        if self._aggregation is tf.VariableAggregation.SUM:
+            self._restore_sum(value)
+        else:
             self._write_everywhere("assign", value)
-            return
-        value = tf.cast(value, self.dtype)
-        for index, copy in enumerate(self._values):
-            with tf.device(copy.device):
-                copy.assign(value if index == 0 else tf.zeros_like(value))

@@ -168,6 +168,14 @@ def regroup_leaf(leaves: Sequence[Any]) -> Any:
     return PerReplica(leaves)
 
 
+def flat_leaves(structure: Any) -> list[Any]:
+    """`tf.nest.flatten` that keeps a structure it cannot order (mixed dictionary keys) as one leaf."""
+    try:
+        return tf.nest.flatten(structure)
+    except TypeError:
+        return [structure]
+
+
 def map_structure(fn: Callable[[Any], Any], structure: Any) -> Any:
     """`tf.nest.map_structure` that keeps a structure it cannot order (mixed dictionary keys) as one leaf."""
     try:

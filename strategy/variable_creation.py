@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator
 
 import tensorflow as tf
 
-from . import replica_scope
+from . import keras_corrections, replica_scope
 from ._tf import ResourceVariable, lift_to_graph
 from .aggregation import check_new_variable
 from .mirrored_variable import MirroredVariable
@@ -59,17 +59,21 @@ def create_variable(strategy: tf.distribute.Strategy, next_creator: NextCreator,
     if kwargs.get("trainable") is None:
         kwargs["trainable"] = synchronization is not tf.VariableSynchronization.ON_READ
     made_by_keras = _called_from_keras()
+    keras_corrections.install()
 
     def make() -> ReplicatedVariable:
         with _making_copies():
             copies = _make_copies(strategy, next_creator, kwargs)
         check_new_variable(copies[0].name, synchronization, aggregation, copies[0].dtype)
         kind = SyncOnReadVariable if synchronization is tf.VariableSynchronization.ON_READ else MirroredVariable
-        return kind(strategy, copies, aggregation, made_by_keras)
+        # Keras's gradient accumulators are each replica's own, and added up when the gradients are reduced.
+        is_sum = made_by_keras and _base_name(name).endswith("gradient_accumulator")
+        return kind(strategy, copies, aggregation, made_by_keras, is_sum)
 
     scope = replica_scope.current()
     if scope is not None and not scope.is_traced_once and scope.member.size > 1:
-        return scope.member.once(make)  # Replicas that run one by one share the variable that the first one asks for.
+        # Replicas that run one by one share the variable that the first one asks for.
+        return scope.member.once((name, kwargs.get("dtype"), synchronization, aggregation, kwargs["trainable"]), make)
     return make()
 
 

@@ -23,6 +23,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from .batch_source import BatchSource, DistributedData, check_type, distribute
@@ -264,9 +265,9 @@ def _check_callable(where: str, name: str, value: Any) -> None:
 
 
 def _positive(where: str, name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ValueError(f"`{where}`: `{name}` is {value!r}. Expected an integer of 1 or more. Correct `{name}`.")
-    return value
+    return int(value)
 
 
 def _check_finite(data: DistributedData, where: str, name: str, fix: str) -> None:

@@ -26,7 +26,7 @@ def test_member_has_the_devices_and_their_number():
     member = Member(["/device:CPU:0", "/device:CPU:1"])
     assert (member.size, member.devices) == (2, ("/device:CPU:0", "/device:CPU:1"))
     assert not member.can_use_device_collectives
-    assert member.once(list) == []
+    assert member.once("key", list) == []
 
 
 def test_what_a_subclass_must_offer_is_named():

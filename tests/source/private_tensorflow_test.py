@@ -47,7 +47,10 @@ PRIVATE_NAMES = {
     "tensorflow.python.eager.polymorphic_function.atomic_function.from_func_graph":
         "a step returns what its backward pass needs, not the resources that TensorFlow's would return too",
     "tensorflow.python.eager.record":
-        "a launch's gradient is a launch; tf.custom_gradient would copy all replicas' values to one device",
+        "gradients of collectives and launches; tf.custom_gradient keeps every graph for ever, and copies all values "
+        "to one device",
+    "tensorflow.python.ops.summary_ops_v2":
+        "replica 0 writes summaries, on any thread; tf.summary.record_if is the user's, who may override ours",
     "tensorflow.python.ops.resource_variable_ops.variable_accessed":
         "tapes around a launch watch the trainable variables of the step",
     "tensorflow.python.eager.polymorphic_function.concrete_function.ConcreteFunction":
