@@ -9,9 +9,10 @@ variable's. One exchange, in every body:
        out-queue;
     3. dequeue the result from my out-queue.
 
-Tensors pass by reference, so the result is shared and nothing is copied. A queue has fixed dtypes, so there is a pair
-for each list of dtypes (a `Channel`). All exchanges of a group can write in its list of problems, so automatic control
-dependencies keep them in program order.
+Tensors pass by reference, so the result is shared and nothing is copied. An element is a tag and a list of tensors of
+any dtypes, wrapped in one variant: all exchanges of a group go through the same queues, so that replicas that take
+different branches meet, and are told apart, whatever they bring. Automatic control dependencies keep exchanges in
+program order, since all use the same queues.
 
 When a replica fails, TensorFlow cancels the others, and may report a cancellation instead of the cause. So an exchange
 that fails writes the cause in the group's list of problems first, where the launch finds it.
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from typing import Callable, Sequence
 
 import tensorflow as tf
@@ -70,13 +70,20 @@ class Channel:
         *tensors, tag = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self.dtypes)
         return tensors, tag
 
-    def blank(self) -> list[tf.Tensor]:
-        """Empty tensors of the channel's dtypes, for an element that only carries a tag."""
-        return [tf.zeros([0], dtype) for dtype in self.dtypes[:-1]]
+
+def wrapped(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A list of tensors of any dtypes and shapes as one variant scalar; nothing is copied."""
+    return tf.raw_ops.OptionalFromValue(components=list(tensors))
+
+
+def unwrapped(variant: tf.Tensor, dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """Inverse of `wrapped`, shapes unknown."""
+    return list(tf.raw_ops.OptionalGetValue(optional=variant, output_types=list(dtypes),
+                                            output_shapes=[tf.TensorShape(None)] * len(dtypes)))
 
 
 class Queues:
-    """The channels of one sync group, made as bodies need them and kept for the life of the strategy.
+    """Where the replicas of one sync group meet.
 
     Args:
         size: Number of replicas.
@@ -86,6 +93,7 @@ class Queues:
         group_key: A number that no other group of the process has.
         name: A name that no other group of the process has.
         mutex: Held by a launch while its bodies run.
+        meeting: The channel of all exchanges; its elements are `wrapped`.
     """
 
     def __init__(self, size: int, group: object):
@@ -93,32 +101,22 @@ class Queues:
         self.name = f"lockstep_{self.group_key}"
         self._group = group
         self._size = size
-        self._channels: dict[tuple[tf.DType, ...], Channel] = {}
-        self._adding = threading.Lock()
         self._numbers = itertools.count()
+        self.meeting = Channel(f"{self.name}/meeting", [tf.variant], size, group)
         with tf.init_scope(), tf.device(HOST):
             # Held by a launch while its bodies run: launches of one group follow each other, from any thread.
             self.mutex = tf.raw_ops.MutexV2(shared_name=f"{self.name}/mutex")
             self._problems = tf.raw_ops.FIFOQueueV2(component_types=[tf.string], shared_name=f"{self.name}/problems")
             self._problems._lockstep_queue = True
 
-    def channel(self, dtypes: Sequence[tf.DType]) -> Channel:
-        """The channel for elements of these dtypes."""
-        key = tuple(dtypes)
-        with self._adding:  # Steps may be traced on several threads at the same time.
-            if key not in self._channels:
-                self._channels[key] = Channel(f"{self.name}/{len(self._channels)}", key, self._size, self._group)
-            return self._channels[key]
-
     def new_channel(self, dtypes: Sequence[tf.DType]) -> Channel:
         """A channel of its own, for the results of one body."""
         return Channel(f"{self.name}/results/{next(self._numbers)}", dtypes, self._size, self._group)
 
     def used_by(self, captures: Sequence[tf.Tensor]) -> list[Channel]:
-        """The channels whose queues are among a body's captures."""
-        held = {id(capture) for capture in captures}
-        return [channel for channel in self._channels.values()
-                if held & {id(channel.own_inward.handles[0]), id(channel.own_outward.handles[0])}]
+        """The meeting channel, if its queues are among a body's captures."""
+        own = self.meeting.own_inward.handles[0], self.meeting.own_outward.handles[0]
+        return [self.meeting] if any(capture is handle for capture in captures for handle in own) else []
 
     def fail_with(self, problem: tf.Tensor) -> tf.Operation:
         """An op that fails the step and keeps the cause, unless `problem`, a string scalar, is empty."""
@@ -160,9 +158,10 @@ class Queues:
         """Ops that tell whoever still waits for `rank` that its step is over. Drained by `drain` afterwards."""
         sent = []
         for channel in channels:
-            sent.append(channel.put(channel.inward[rank], channel.blank(), ENDED))
+            nothing = tf.raw_ops.OptionalNone()
+            sent.append(channel.put(channel.inward[rank], [nothing], ENDED))
             if rank == 0:
-                sent += [channel.put(queue, channel.blank(), ENDED) for queue in channel.outward]
+                sent += [channel.put(queue, [nothing], ENDED) for queue in channel.outward]
         return sent
 
 
@@ -196,29 +195,30 @@ class QueueMember(Member):
     def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
                  result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
         dtypes = [tensor.dtype for tensor in tensors]
-        inward = self._queues.channel(dtypes)
-        outward = self._queues.channel(dtypes if result_dtypes is None else result_dtypes)
+        meeting = self._queues.meeting
         tag = str(what)
 
         def reduce() -> tf.Tensor:
-            parts, tags = zip(*(inward.take(queue) for queue in inward.inward))
-            problem = mismatch(tags, tag)
+            elements, tags = zip(*(meeting.take(queue) for queue in meeting.inward))
+            with tf.control_dependencies([self._queues.fail_with(mismatch(tags, tag))]):
+                parts = [unwrapped(element, dtypes) for element, in elements]
             if verdict is not None:
-                problem = tf.cond(tf.equal(problem, ""), lambda: verdict(parts), lambda: problem)
-            with tf.control_dependencies([self._queues.fail_with(problem)]):
-                results = [tf.identity(result) for result in combine(parts)]
-            for queue in outward.outward:
-                outward.put(queue, results, tag)
+                fine = self._queues.fail_with(verdict(parts))
+                with tf.control_dependencies([fine]):
+                    parts = [[tf.identity(tensor) for tensor in part] for part in parts]
+            results = wrapped(combine(parts))
+            for queue in meeting.outward:
+                meeting.put(queue, [results], tag)
             return tf.constant(0)
 
         def meet(*mine: tf.Tensor) -> list[tf.Tensor]:
             tf.compat.v1.get_default_graph()._lockstep_on_host = True
             with tf.device(HOST):
-                inward.put(inward.own_inward.handles[0], mine, tag)
+                meeting.put(meeting.own_inward.handles[0], [wrapped(mine)], tag)
                 tf.cond(tf.equal(self.rank, 0), reduce, lambda: tf.constant(0))
-                results, received = outward.take(outward.own_outward.handles[0])
+                (result,), received = meeting.take(meeting.own_outward.handles[0])
                 with tf.control_dependencies([self._queues.fail_with(mismatch([received], tag))]):
-                    return [tf.identity(result) for result in results]
+                    return unwrapped(result, result_dtypes or dtypes)
 
         return on_host(what.kind, meet, tensors, what)
 
@@ -258,10 +258,11 @@ def on_host(name: str, function: Callable[..., list[tf.Tensor]], tensors: Sequen
 
 
 def mismatch(tags: Sequence[tf.Tensor], expected: str) -> tf.Tensor:
-    """A text that names every replica's collective, or "" where all tags are the expected one."""
+    """A text that names the replicas' collectives, from replica 0 on, or "" where all tags are the expected one."""
     same = tf.reduce_all(tf.equal(tf.stack(list(tags)), expected))
+    named = [tf.strings.join([f"replica {rank}: ", tag]) for rank, tag in enumerate(tags)]
     return tf.cond(same, lambda: tf.constant(""), lambda: tf.strings.join(
-        [f"{MISMATCH}: ", tf.strings.reduce_join(tf.stack(list(tags)), separator="; "), f"; expected: {expected}"]))
+        [f"{MISMATCH}: ", tf.strings.reduce_join(tf.stack(named), separator="; "), f"; expected: {expected}"]))
 
 
 def runs_on_host(graph: tf.Graph) -> bool:

@@ -1,4 +1,4 @@
-"""Queues: one channel for each list of dtypes, nothing stale after a failure, causes kept and taken once."""
+"""Queues: any tensors through one channel, nothing stale after a failure, causes kept and taken once."""
 
 import gc
 
@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import lockstep
-from lockstep.collective import Queues, all_gather, local
-from lockstep.collective.local import ENDED, MISMATCH, mismatch, runs_on_host
+from lockstep.collective import Queues, all_gather
+from lockstep.collective.local import ENDED, MISMATCH, mismatch, runs_on_host, unwrapped, wrapped
 from lockstep.collective.turns import reachable
 from lockstep.strategy import replica_scope
 from testing.replicas import mirrored, replica_context, values_of
@@ -26,15 +26,21 @@ def sizes(channel):
     return [size(queue) for queue in channel.inward + channel.outward]
 
 
-def test_same_dtypes_have_the_same_channel(queues):
-    channel = queues.channel([tf.float32, tf.int64])
-    assert queues.channel((tf.float32, tf.int64)) is channel
-    assert queues.channel([tf.int64, tf.float32]) is not channel
-    assert queues.new_channel([tf.float32, tf.int64]) is not channel
+def test_results_of_each_body_have_a_channel_of_their_own(queues):
+    assert queues.new_channel([tf.float32]) is not queues.new_channel([tf.float32])
+
+
+def test_any_tensors_are_wrapped_in_one():
+    tensors = [tf.constant([1.0, 2.0]), tf.constant("word"), tf.zeros([0, 3], tf.int64)]
+    variant = wrapped(tensors)
+    assert (variant.dtype, variant.shape) == (tf.variant, [])
+    again = unwrapped(variant, [tensor.dtype for tensor in tensors])
+    assert [tensor.dtype for tensor in again] == [tensor.dtype for tensor in tensors]
+    assert (again[0].numpy().tolist(), again[1].numpy(), again[2].shape) == ([1.0, 2.0], b"word", (0, 3))
 
 
 def test_elements_come_out_as_they_went_in_with_their_tag(queues):
-    channel = queues.channel([tf.float32, tf.string])
+    channel = queues.new_channel([tf.float32, tf.string])
     channel.put(channel.inward[1], [tf.constant([1.0, 2.0]), tf.constant("word")], "tag")
     assert sizes(channel) == [0, 1, 0, 0]
     (numbers, word), tag = channel.take(channel.inward[1])
@@ -44,7 +50,7 @@ def test_elements_come_out_as_they_went_in_with_their_tag(queues):
 
 def test_queues_of_two_groups_are_apart_even_when_the_first_is_gone():
     for _ in range(2):
-        channel = Queues(2, "group").channel([tf.float32])
+        channel = Queues(2, "group").new_channel([tf.float32])
         assert sizes(channel) == [0] * 4
         channel.put(channel.inward[0], [tf.constant(1.0)], "")
         del channel
@@ -52,7 +58,7 @@ def test_queues_of_two_groups_are_apart_even_when_the_first_is_gone():
 
 
 def test_own_queues_are_copies_that_name_their_kind(queues):
-    channel = queues.channel([tf.float32])
+    channel = queues.meeting
     for copies, is_equal in ((channel.own_inward, False), (channel.own_outward, True)):
         assert copies.is_queue and copies.is_equal is is_equal and copies.group == "group"
         assert len(copies.handles) == 2
@@ -62,7 +68,7 @@ def test_own_queues_are_copies_that_name_their_kind(queues):
 
 
 def test_drain_empties_what_a_failed_step_left_and_nothing_else(queues):
-    used, other = queues.channel([tf.float32]), queues.channel([tf.int32])
+    used, other = queues.new_channel([tf.float32]), queues.new_channel([tf.int32])
     used.put(used.inward[0], [tf.constant(1.0)], "stale")
     used.put(used.outward[1], [tf.constant(2.0)], "stale")
     other.put(other.inward[0], [tf.constant(3)], "fresh")
@@ -80,11 +86,10 @@ def test_drain_empties_what_a_failed_step_left_and_nothing_else(queues):
 
 @pytest.mark.parametrize("rank, wanted", [(0, [1, 0, 1, 1]), (1, [0, 1, 0, 0])])
 def test_ended_replica_tells_the_reducer_and_the_first_one_everybody(queues, rank, wanted):
-    channel = queues.channel([tf.float32, tf.int32])
-    queues.send_ended([channel], rank)
-    assert sizes(channel) == wanted
-    (numbers, integers), tag = channel.take(channel.inward[rank])
-    assert (numbers.shape, integers.dtype, tag.numpy().decode()) == ((0,), tf.int32, ENDED)
+    queues.send_ended([queues.meeting], rank)
+    assert sizes(queues.meeting) == wanted
+    (nothing,), tag = queues.meeting.take(queues.meeting.inward[rank])
+    assert not tf.raw_ops.OptionalHasValue(optional=nothing) and tag.numpy().decode() == ENDED
 
 
 def test_problems_are_kept_in_order_and_taken_once(queues):
@@ -101,7 +106,7 @@ def test_problems_are_kept_in_order_and_taken_once(queues):
 def test_mismatch_names_every_replicas_collective():
     assert mismatch([tf.constant("a"), tf.constant("a")], "a").numpy() == b""
     text = mismatch([tf.constant("a"), tf.constant("b")], "a").numpy().decode()
-    assert text.startswith(f"{MISMATCH}: a; b")
+    assert text.startswith(f"{MISMATCH}: replica 0: a; replica 1: b")
     assert text.endswith("expected: a")
 
 
@@ -113,24 +118,21 @@ def test_only_the_graph_of_an_exchange_stands_on_the_host():
     assert not runs_on_host(None)
 
 
-def test_two_steps_of_one_strategy_use_the_same_channel(monkeypatch):
-    made = []
-
-    class Counted(local.Channel):
-        def __init__(self, name, *args):
-            super().__init__(name, *args)
-            made.append((name, self.dtypes))
-
-    monkeypatch.setattr(local, "Channel", Counted)
+def test_replicas_that_bring_other_dtypes_to_their_branch_are_told_apart():
     strategy = mirrored(2)
 
-    def reduced(op):
-        return tf.function(lambda x: replica_context().all_reduce(op, x))
+    @tf.function
+    def step(x):
+        context = replica_context()
+        if context.replica_id_in_sync_group == 0:
+            return tf.cast(context.all_reduce("SUM", x), tf.int32)
+        return context.all_reduce("SUM", tf.cast(x, tf.int32))
 
-    for op in ("SUM", "MAX", "MIN"):
-        strategy.run(reduced(op), args=(tf.constant(1.0),))
-    exchanges = [dtypes for name, dtypes in made if "/results/" not in name]
-    assert exchanges == [(tf.float32, tf.string)]
+    for _ in range(3):
+        with pytest.raises(lockstep.CollectiveMismatchError, match="float32.*int32"):
+            strategy.run(step, args=(tf.constant(1.0),))
+    total = strategy.run(tf.function(lambda x: replica_context().all_reduce("SUM", x)), args=(tf.constant(1.0),))
+    assert values_of(strategy, total) == [2.0, 2.0]
 
 
 def test_exchanges_of_a_body_keep_their_order_whatever_their_dtypes():
@@ -181,4 +183,4 @@ def test_failed_exchange_leaves_nothing_behind(num_replicas, when):
         assert values_of(strategy, total) == [sum(numbers)] * num_replicas
         assert values_of(strategy, rows) == [numbers] * num_replicas
     assert strategy.extended.queues.take_problems() == []
-    assert sizes(strategy.extended.queues.channel([tf.float32])) == [0] * (2 * num_replicas)
+    assert sizes(strategy.extended.queues.meeting) == [0] * (2 * num_replicas)

@@ -309,3 +309,25 @@ def test_number_of_registered_functions_stays_flat_over_epochs():
         counts.append(len(context.context().list_function_names()))
     assert counts[1] == counts[-1]
     assert values_of(strategy, weight) == [1200.0, 1200.0]
+
+
+def test_a_function_whose_arguments_are_different_objects_synchronises_in_an_eager_launch():
+    strategy = mirrored(2)
+
+    @tf.function
+    def step(number, x):
+        return replica_context().all_reduce("SUM", float(number) * x)
+
+    arguments = (lockstep.PerReplica([1, 5]), lockstep.PerReplica([tf.constant(1.0), tf.constant(2.0)]))
+    assert values_of(strategy, strategy.run(step, args=arguments)) == [11.0, 11.0]
+
+
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "python"])
+def test_run_inside_merge_call_raises_by_name(traced):
+    strategy = mirrored(2)
+
+    def step():
+        return replica_context().merge_call(lambda merged: merged.run(lambda: 1))
+
+    with pytest.raises(RuntimeError, match="inside another `strategy.run`"):
+        strategy.run(tf.function(step) if traced else step)

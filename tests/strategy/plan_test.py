@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+import lockstep
 from testing.replicas import mirrored, replica_context, split_rows
 
 
@@ -62,3 +63,30 @@ def test_plan_of_unknown_sizes_says_so():
 def test_plan_of_one_replica_has_no_exchange():
     plan = mirrored(1).plan(lambda x: replica_context().all_reduce("SUM", x), args=(tf.zeros([2]),))
     assert plan.exchanges == ()
+
+
+def test_a_plain_function_is_planned_as_a_function_of_tensorflow():
+    def step(x):
+        for _ in tf.range(2):
+            if x[0] > 0.0:
+                x = replica_context().all_reduce("SUM", x)
+        return x
+
+    plan = mirrored(2).plan(step, (tf.ones([3]),))
+    assert [exchange.num_bytes for exchange in plan.exchanges] == [12]
+
+
+@pytest.mark.parametrize("implementation", ["auto", "ring", "naive"])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.int32])
+def test_a_reduced_value_is_written_to_a_variable_without_another_exchange(implementation, dtype):
+    strategy = mirrored(2, implementation=implementation)
+    with strategy.scope():
+        w = tf.Variable(tf.ones([3], dtype))
+
+    def step(x):
+        total = replica_context().all_reduce("SUM", x)
+        w.assign_sub(2 * total)
+        w.assign(tf.where(total > 0, w + total, w))
+
+    x = lockstep.PerReplica([tf.ones([3], dtype), 2 * tf.ones([3], dtype)])
+    assert [exchange.kind for exchange in strategy.plan(step, (x,)).exchanges] == ["all-reduce"]

@@ -93,3 +93,21 @@ def test_dropout_of_one_replica_is_tensorflows_own():
     ours = values_of(strategy, strategy.run(tf.function(lambda: tf.random.uniform([5], seed=3))))
     tf.random.set_seed(5)
     assert ours == [tf.function(lambda: tf.random.uniform([5], seed=3))().numpy().tolist()]
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: tf.random.uniform([4], seed=3),
+    lambda: tf.random.normal([4], seed=3),
+    lambda: tf.random.shuffle(tf.range(20), seed=3),
+    lambda: tf.cast(tf.random.uniform([4], 0, 10 ** 6, tf.int32, seed=3), tf.float32),
+    tf.function(lambda: tf.nn.dropout(tf.ones([64]), 0.5)),
+], ids=["uniform", "normal", "shuffle", "integers", "dropout in a function"])
+def test_replicas_that_run_in_python_draw_streams_of_their_own(draw):
+    def drawn():
+        tf.random.set_seed(4)
+        strategy = mirrored(2)
+        return values_of(strategy, strategy.run(lambda: draw()))
+
+    first, second = drawn()
+    assert first != second
+    assert isinstance(draw, tf.types.experimental.PolymorphicFunction) or drawn() == [first, second]

@@ -1,5 +1,6 @@
 """Replicated variables: the whole table of synchronization x aggregation, on two replicas."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -267,3 +268,44 @@ def test_written_value_is_seen_by_equal_reads_in_the_same_step():
 
     assert values_of(strategy, strategy.run(step)) == [2.0, 2.0]
     assert values_of(strategy, strategy.run(step)) == [14.0, 14.0]
+
+
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "python"])
+def test_scatter_nd_writes_all_copies(traced):
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = tf.Variable([1.0, 2.0, 3.0])
+    v.scatter_nd_add([[0]], [10.0])
+    step = (lambda: v.scatter_nd_update([[1]], [7.0]))
+    strategy.run(tf.function(step) if traced else step)
+    v.scatter_nd_sub([[2]], [3.0])
+    assert values_of(strategy, v) == [[11.0, 7.0, 0.0]] * 2
+
+
+def test_an_eager_step_of_another_strategy_may_not_write_a_variable():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = tf.Variable(1.0, name="theirs")
+    with pytest.raises(ValueError, match="'theirs:0'.*another strategy"):
+        mirrored(1).run(lambda: v.assign_add(1.0))
+    assert values_of(strategy, v) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("then", [1, 2, 4])
+def test_gradients_that_keras_has_accumulated_survive_a_checkpoint(tmp_path, then):
+    def made(num_replicas):
+        strategy = mirrored(num_replicas)
+        with strategy.scope():
+            v = keras.Variable([1.0, 1.0])
+            optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+            optimizer.build([v])
+        return strategy, v, optimizer, tf.function(lambda g: optimizer.apply([g], [v]))
+
+    strategy, v, optimizer, step = made(2)
+    strategy.run(step, args=(lockstep.PerReplica([tf.constant([1.0, 0.0]), tf.constant([0.0, 5.0])]),))
+    path = tf.train.Checkpoint(v=v, optimizer=optimizer).save(str(tmp_path / "checkpoint"))
+    strategy, v, optimizer, step = made(then)
+    tf.train.Checkpoint(v=v, optimizer=optimizer).restore(path)
+    parts = [tf.constant([1.0 if index == 0 else 0.0, 0.0]) for index in range(then)]
+    strategy.run(step, args=(parts[0] if then == 1 else lockstep.PerReplica(parts),))
+    np.testing.assert_allclose(v.numpy(), [1 - (1 + 1) / 2, 1 - 5 / 2])
