@@ -92,7 +92,7 @@ class Launch:
             return outputs
 
         trace_into(graph, launch, self._input_specs() * len(self._devices), automatic_control_dependencies=False)
-        return concrete_function(graph, NOT_INLINED)
+        return concrete_function(graph, {})
 
     def _build_calls(self, channels: Sequence[Channel]) -> ConcreteFunction:
         """The function that holds one call of the body per replica."""
@@ -109,11 +109,13 @@ class Launch:
             own = [inputs[replica * len(specs):(replica + 1) * len(specs)] for replica in range(len(self._devices))]
             captures = [[copies[replica] for copies in self._captures] for replica in range(len(self._devices))]
             arrived = []
+            told: list[list[tf.Operation]] = []
             for replica, device in enumerate(self._devices[1:], start=1):
                 with tf.device(device):
                     arrived.append(called_flat(graph, arrival, own[replica], captures[replica])[1])
+                    told.append([_after(_after(arrived[-1]))])
             for replica, device in enumerate(self._devices):
-                waits = arrived if replica == 0 else calls[-1:] if chained else []
+                waits = [arrived, *told][replica] + (calls[-1:] if chained else [])
                 with tf.control_dependencies(waits), tf.device(device), tf.name_scope(f"replica_{replica}"):
                     results, call = called_flat(graph, body.function, own[replica], captures[replica])
                 outputs.extend(results)
@@ -185,11 +187,17 @@ def _no_gradient(*upstream: Any) -> Sequence[Any]:
         "tape around the first call of the tf.function that holds `strategy.run`, or take the gradient in the step.")
 
 
+def _after(op: tf.Operation) -> tf.Operation:
+    with tf.control_dependencies([op]):
+        return tf.no_op()
+
+
 def _takes_all(graph: FuncGraph) -> ConcreteFunction:
     """A function with the inputs of a body's function that does nothing: when it has been called, they are there.
 
-    The host sends its inputs to the other replicas. Were a step to fail on the host in the meantime, a send that is
-    cancelled would take the place of the cause.
+    The host sends its inputs to the other replicas. Were a step to fail in the meantime, a send that is cancelled would
+    take the place of the cause. So the host's replica waits until all have told it that theirs are there, and the
+    others until they have told: two ops later, since TensorFlow runs what is ready in the order in which it became so.
     """
     taking = FuncGraph("arrival")
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs]
