@@ -31,7 +31,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
     replicas the last parts have zero rows. Every tensor of an element becomes a `PerReplica`; with one replica
     elements stay plain. The order and the number of elements are the dataset's own.
 
-    Iterate it in Python or inside `tf.function`, where `break`, `return` and `enumerate` work too. It is not a
+    Iterate it in Python or inside `tf.function`, where `break` and `enumerate` work too. It is not a
     `tf.data.Dataset`: transform the dataset first, then distribute it.
 
     Synchronisation: none, each process reads its own data.

@@ -113,6 +113,11 @@ def clip_gradients(original: Callable[..., Any], self: Any, grads: Any) -> Any:
 
 
 def all_reduce_sum_gradients(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
+    scope = replica_scope.current()
+    assert scope is not None
+    if self._distribution_strategy is not scope.strategy:
+        raise ValueError(f"Keras optimizer {self.name!r}: it was not made under the scope of the strategy that runs "
+                         "the step, so its variables have no copy on the replicas. Make it under `strategy.scope()`.")
     pairs = list(grads_and_vars)
     is_whole = _are_whole([grad for grad, _ in pairs])
     rest = [pair for pair, whole in zip(pairs, is_whole) if not whole]

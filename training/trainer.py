@@ -19,8 +19,9 @@ model, the optimizer and the step stay the user's.
     trainer.train(epochs=5)
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -228,7 +229,8 @@ class Trainer:
         try:
             while (num_epochs if in_epochs else num_steps) < count:
                 asked = self._steps_per_loop if in_epochs else min(self._steps_per_loop, count - num_steps)
-                result = loop(source.begin_loop(), tf.constant(asked, tf.int64), totals)
+                with _naming_the_loop(title, self._steps_per_loop):
+                    result = loop(source.begin_loop(), tf.constant(asked, tf.int64), totals)
                 ran = int(result["num_steps"])
                 source.end_loop(ran, ended=ran < asked)
                 num_steps += ran
@@ -254,6 +256,20 @@ class Trainer:
 
     def _distribute_eval_data(self, eval_data: Any) -> DistributedData:
         return distribute(self._strategy, eval_data, "eval_data")
+
+
+@contextlib.contextmanager
+def _naming_the_loop(title: str, steps_per_loop: int) -> Iterator[None]:
+    """Says what to do where TensorFlow reports a cancellation instead of the cause of a failed step."""
+    try:
+        yield
+    except tf.errors.CancelledError as error:
+        if steps_per_loop == 1:
+            raise
+        raise tf.errors.CancelledError(
+            error.node_def, error.op, f"`{title}`: a step failed in a loop of up to {steps_per_loop} steps, and "
+            "TensorFlow reports that other replicas were cancelled instead of why. Set `steps_per_loop=1` to see it. "
+            f"{error.message}") from error
 
 
 def _check_callable(where: str, name: str, value: Any) -> None:

@@ -193,3 +193,23 @@ def test_a_replica_without_rows_leaves_the_gradients_of_batch_normalization_fini
     assert np.isfinite(gradients()).all()
     with without("moving statistics"):
         assert not np.isfinite(gradients()).all()
+
+
+def test_an_optimizer_that_was_made_outside_of_the_scope_is_refused_by_name():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = keras.Variable(1.0)
+    optimizer = keras.optimizers.SGD(1.0, name="early")
+    optimizer.build([v])
+    with pytest.raises(ValueError, match="optimizer 'early': it was not made under the scope"):
+        strategy.run(tf.function(lambda: optimizer.apply([v * 1.0], [v])))
+
+
+def test_accumulated_gradients_are_reduced_once_for_all_their_steps():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = keras.Variable(1.0)
+        optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+        optimizer.build([v])
+    plan = strategy.plan(lambda g: optimizer.apply([2 * g], [v]), (own(1.0, 2.0),))
+    assert [exchange.kind for exchange in plan.exchanges] == ["all-reduce"]  # In the branch of the third step.

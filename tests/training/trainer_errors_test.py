@@ -1,5 +1,6 @@
 """Tests of `lockstep.training.Trainer`: what it refuses, with the name of the argument or key."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -101,3 +102,21 @@ def test_an_evaluation_without_a_function_is_refused():
 def test_evaluation_data_of_another_type_is_refused():
     with pytest.raises(TypeError, match="`eval_data`: is a list"):
         rows_trainer(mirrored(1), [1.0]).evaluate(report_rows, [1.0])
+
+
+@pytest.mark.parametrize("steps_per_loop", [1, 3])
+def test_a_failing_step_shows_its_cause_or_says_how_to_see_it(steps_per_loop):
+    def step(x):
+        with tf.control_dependencies([tf.debugging.assert_less(x, 5.0, "too large")]):
+            return {"loss": lockstep.average_loss(x)}
+
+    data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 9.0]).batch(2)
+    trainer = Trainer(mirrored(2), step, data, steps_per_loop=steps_per_loop, progress="none")
+    with pytest.raises(tf.errors.OpError, match="too large" if steps_per_loop == 1 else "too large|`steps_per_loop=1`"):
+        trainer.train(steps=2)
+
+
+def test_counts_may_be_integers_of_numpy():
+    data = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).batch(2)
+    trainer = Trainer(mirrored(2), lambda x: {"loss": lockstep.average_loss(x)}, data, progress="none")
+    assert trainer.train(steps=np.int64(1)) == {"loss": 1.5}
