@@ -14,9 +14,10 @@ would never meet. All calls are control outputs, so no ignored result can make a
 of one strategy follow each other, from whichever thread or graph they come; draining removes what a failed launch left
 in the queues.
 
-No call is inlined. Loops of different replicas would get different frames, and their collectives would never meet. And
-when a replica fails, TensorFlow cancels whatever waits: an op that waited beside a failing call on its device would
-hide the cause behind its cancellation, so nothing stands beside a call.
+The bodies and `replicas` are not inlined. Loops of different replicas would get different frames, and their
+collectives would never meet. And when a replica fails, TensorFlow cancels whatever waits: an op that waited beside a
+failing call on its device, or a value on its way to another one, would hide the cause behind its cancellation. So
+nothing stands beside a call, and no call starts before all inputs are where they belong.
 """
 
 from __future__ import annotations
@@ -101,21 +102,15 @@ class Launch:
         may_part = synchronises_in_control_flow(body.graph, channels)
         specs = self._input_specs()
         graph = FuncGraph(f"replicas_{body.graph.name}")
-        arrival = _takes_all(body.graph)
 
         def replicas(*inputs: tf.Tensor) -> list[tf.Tensor]:
             outputs: list[tf.Tensor] = []
             calls: list[tf.Operation] = []
             own = [inputs[replica * len(specs):(replica + 1) * len(specs)] for replica in range(len(self._devices))]
             captures = [[copies[replica] for copies in self._captures] for replica in range(len(self._devices))]
-            arrived = []
-            told: list[list[tf.Operation]] = []
-            for replica, device in enumerate(self._devices[1:], start=1):
-                with tf.device(device):
-                    arrived.append(called_flat(graph, arrival, own[replica], captures[replica])[1])
-                    told.append([_after(_after(arrived[-1]))])
+            arrived = self._arrived(graph, own, captures)
             for replica, device in enumerate(self._devices):
-                waits = [arrived, *told][replica] + (calls[-1:] if chained else [])
+                waits = arrived[replica] + (calls[-1:] if chained else [])
                 with tf.control_dependencies(waits), tf.device(device), tf.name_scope(f"replica_{replica}"):
                     results, call = called_flat(graph, body.function, own[replica], captures[replica])
                 outputs.extend(results)
@@ -128,6 +123,24 @@ class Launch:
 
         trace_into(graph, replicas, specs * len(self._devices), automatic_control_dependencies=False)
         return concrete_function(graph, NOT_INLINED)
+
+    def _arrived(self, graph: FuncGraph, inputs: Sequence[Sequence[tf.Tensor]],
+                 captures: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Operation]]:
+        """By replica: the ops after which no input is on its way any more.
+
+        The host sends the other replicas their inputs. Were a step to fail in the meantime, a send that is cancelled
+        would take the place of the cause. So the host's replica waits until all others have told it that they have
+        theirs, and the others until they have told: two ops later, since TensorFlow runs what is ready in the order in
+        which it became so.
+        """
+        takes_all = _takes_all(self._body.graph)
+        on_host: list[tf.Operation] = []
+        on_others = []
+        for replica, device in enumerate(self._devices[1:], start=1):
+            with tf.device(device):
+                on_host.append(called_flat(graph, takes_all, inputs[replica], captures[replica])[1])
+                on_others.append([_after(_after(on_host[-1]))])
+        return [on_host, *on_others]
 
     def _input_specs(self) -> list[tf.TensorSpec]:
         """The flat inputs of one replica."""
@@ -193,12 +206,7 @@ def _after(op: tf.Operation) -> tf.Operation:
 
 
 def _takes_all(graph: FuncGraph) -> ConcreteFunction:
-    """A function with the inputs of a body's function that does nothing: when it has been called, they are there.
-
-    The host sends its inputs to the other replicas. Were a step to fail in the meantime, a send that is cancelled would
-    take the place of the cause. So the host's replica waits until all have told it that theirs are there, and the
-    others until they have told: two ops later, since TensorFlow runs what is ready in the order in which it became so.
-    """
+    """A function with the inputs of a body's function that does nothing: when it has been called, they are there."""
     taking = FuncGraph("arrival")
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs]
     trace_into(taking, lambda *inputs: [], specs, automatic_control_dependencies=False)
