@@ -102,13 +102,20 @@ def equal_arguments(variable: Any, scope: ReplicaScope | None, call: str, argume
     Synchronisation: in a replica every replica must call, except where the arguments are equal by construction.
 
     Raises:
-        ValueError: Components are seen to differ.
+        ValueError: Components are seen to differ, or an argument is an ON_READ variable.
         tf.errors.InvalidArgumentError: The same, found when the step runs.
     """
     if variable.synchronization is tf.VariableSynchronization.ON_READ or variable._made_by_keras:
         return arguments
     where = f"Variable {variable.name!r}: {call} got a per-replica value"
     advice = "All copies are updated alike: reduce the value first, with `reduce_to` or `all_reduce`."
+
+    for leaf in tf.nest.flatten(arguments):
+        if isinstance(leaf, tf.Variable) and leaf.synchronization is tf.VariableSynchronization.ON_READ \
+                and isinstance(leaf, tf.distribute.DistributedValues):
+            raise ValueError(f"Variable {variable.name!r}: {call} got the variable {leaf.name!r}, of which each "
+                             "replica has its own value (synchronization ON_READ). Pass its value outside of the "
+                             "replicas, `read_value()`.")
 
     def in_replica(leaf: Any) -> Any:
         assert scope is not None

@@ -72,11 +72,53 @@ def test_a_value_that_is_the_same_on_all_replicas_costs_no_exchange():
 def test_a_variable_of_each_replica_is_read_before_it_updates_another():
     strategy = mirrored(2)
     with strategy.scope():
-        total = tf.Variable(0.0, synchronization=Synchronization.ON_READ, aggregation=Aggregation.SUM)
-        v = tf.Variable(0.0)
+        total = tf.Variable(0.0, name="total", synchronization=Synchronization.ON_READ, aggregation=Aggregation.SUM)
+        v = tf.Variable(0.0, name="weight")
     strategy.run(tf.function(lambda x: total.assign_add(x)), args=(own(1.0, 2.0),))
+    with pytest.raises(ValueError, match="'weight:0'.*'total:0'.*read_value"):
+        strategy.extended.update(v, lambda copy, value: copy.assign(value), args=(total,))
     strategy.extended.update(v, lambda copy, value: copy.assign(value), args=(total.read_value(),))
     assert values_of(strategy, v) == [3.0, 3.0]
+
+
+def test_a_loss_of_keras_in_a_step_of_ones_own_is_the_mean_over_all_rows():
+    strategy = mirrored(2)
+    with strategy.scope():
+        w = tf.Variable(1.0)
+    loss_fn = keras.losses.MeanSquaredError()
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(tf.zeros_like(x), w * x)
+        return loss, replica_context().all_reduce("SUM", tape.gradient(loss, w))
+
+    loss, gradient = strategy.run(step, args=(split_rows(strategy, [[1.0], [2.0], [3.0]]),))
+    assert float(strategy.reduce("SUM", loss, axis=None)) == pytest.approx(14 / 3)
+    assert values_of(strategy, gradient) == pytest.approx([28 / 3] * 2)
+
+
+def test_the_spec_of_a_distributed_dataset_is_an_input_signature():
+    strategy = mirrored(2)
+    batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices([1, 2, 3, 4, 5]).batch(3))
+    traces = []
+
+    @tf.function(input_signature=[batches.element_spec])
+    def total(batch):
+        traces.append(1)
+        return strategy.reduce("SUM", strategy.run(lambda rows: tf.reduce_sum(rows), args=(batch,)), axis=None)
+
+    assert [int(total(batch)) for batch in batches] == [6, 9] and len(traces) == 1
+
+
+def test_an_optimizer_may_be_applied_outside_of_the_replicas():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = keras.Variable([1.0, 2.0])
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build([v])
+        optimizer.apply([tf.constant([2.0, 0.0])], [v])
+    assert values_of(strategy, v.value) == [[0.0, 2.0]] * 2
 
 
 def test_an_optimizer_and_a_second_model_made_in_the_step_are_made_once():
