@@ -142,8 +142,10 @@ def test_clipping_acts_on_the_reduced_gradient(num_replicas):
 # Both runs add the same float32 numbers, in another order: over rows, then over replicas. That changes a gradient by
 # a few rounding errors (6e-8) of the sum of its terms' sizes, and where the terms of different rows cancel each other
 # by up to 1e-5 of itself. Adam divides a gradient by its own size, so an update of size 0.01 moves by up to 1e-7, and
-# 20 of them by 2e-6. The weights are of size 1. The rest is for the differences that feed back into the gradients.
+# 20 of them by 2e-6. The weights are of size 1. The rest is for the differences that feed back into the gradients. A
+# loss moves by its gradient, up to 5 here, times what the weights have moved by.
 TOLERANCE = 1e-5
+LOSS_TOLERANCE = 5e-5
 NUM_STEPS = 20
 
 
@@ -203,7 +205,7 @@ def test_any_replicas_on_random_batches_follow_one_device(num_replicas, seed, al
         share = strategy.run(step, args=((split_rows(strategy, x), split_rows(strategy, y)),))
         losses.append(float(strategy.reduce("SUM", share, axis=None)))
     expected_losses, expected_weights = alone(seed)
-    assert losses == pytest.approx(expected_losses, abs=TOLERANCE)
+    assert losses == pytest.approx(expected_losses, abs=LOSS_TOLERANCE)
     for weight, expected in zip(model.weights, expected_weights, strict=True):
         assert np.allclose(weight.numpy(), expected, rtol=0, atol=TOLERANCE), weight.path
     for variable in model.variables + optimizer.variables:
