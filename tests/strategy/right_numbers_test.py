@@ -143,7 +143,7 @@ def test_clipping_acts_on_the_reduced_gradient(num_replicas):
 # a few rounding errors (6e-8) of the sum of its terms' sizes, and where the terms of different rows cancel each other
 # by up to 1e-5 of itself. Adam divides a gradient by its own size, so an update of size 0.01 moves by up to 1e-7, and
 # 20 of them by 2e-6. The weights are of size 1. The rest is for the differences that feed back into the gradients. A
-# loss moves by its gradient, summed over all weights, times what they have moved by: 1.1e-5 was seen on TensorFlow 2.19.
+# loss moves by its gradient, summed over all weights, times what they have moved by: 1.1e-5 was seen on TF 2.19.
 TOLERANCE = 1e-5
 LOSS_TOLERANCE = 5e-5
 NUM_STEPS = 20
