@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from .buckets import num_bytes
 from .member import Exchange, Member
+from .options import is_integer
 
 
 def _what(kind: str, tensor: tf.Tensor, name: str = "") -> Exchange:
@@ -45,7 +45,7 @@ def all_gather(member: Member, tensor: tf.Tensor, axis: int) -> tf.Tensor:
 def checked_axis(tensor: tf.Tensor, axis: int, where: str) -> int:
     """The non-negative form of `axis`, after checking that `tensor` has it."""
     rank = tensor.shape.rank
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+    if not is_integer(axis):
         raise TypeError(f"`{where}`: `axis` is {axis!r}. Expected an integer.")
     if rank == 0:
         raise ValueError(f"`{where}`: got a scalar. A scalar has no axis to join along. "

@@ -113,10 +113,10 @@ class Queues:
         """A channel of its own, for the results of one body."""
         return Channel(f"{self.name}/results/{next(self._numbers)}", dtypes, self._size, self._group)
 
-    def used_by(self, captures: Sequence[tf.Tensor]) -> list[Channel]:
-        """The meeting channel, if its queues are among a body's captures."""
+    def are_used_by(self, captures: Sequence[tf.Tensor]) -> bool:
+        """Whether a body with these captures takes part in exchanges."""
         own = self.meeting.own_inward.handles[0], self.meeting.own_outward.handles[0]
-        return [self.meeting] if any(capture is handle for capture in captures for handle in own) else []
+        return any(capture is handle for capture in captures for handle in own)
 
     def fail_with(self, problem: tf.Tensor) -> tf.Operation:
         """An op that fails the step and keeps the cause, unless `problem`, a string scalar, is empty."""
@@ -153,16 +153,10 @@ class Queues:
 
         return [tf.cond(tf.greater(tf.add_n(sizes), 0), empty, lambda: tf.constant(0)).op]
 
-    @staticmethod
-    def send_ended(channels: Sequence[Channel], rank: int) -> list[tf.Operation]:
+    def send_ended(self, rank: int) -> list[tf.Operation]:
         """Ops that tell whoever still waits for `rank` that its step is over. Drained by `drain` afterwards."""
-        sent = []
-        for channel in channels:
-            nothing = tf.raw_ops.OptionalNone()
-            sent.append(channel.put(channel.inward[rank], [nothing], ENDED))
-            if rank == 0:
-                sent += [channel.put(queue, [nothing], ENDED) for queue in channel.outward]
-        return sent
+        waiting = [self.meeting.inward[rank], *(self.meeting.outward if rank == 0 else [])]
+        return [self.meeting.put(queue, [tf.raw_ops.OptionalNone()], ENDED) for queue in waiting]
 
 
 class QueueMember(Member):

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import numpy as np
 
 IMPLEMENTATIONS = ("auto", "local", "ring", "nccl", "naive")
+
+
+def is_integer(value: Any) -> bool:
+    """Whether an argument is a whole number of Python or NumPy; True and False are none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +42,7 @@ class CollectiveOptions:
         if self.implementation not in IMPLEMENTATIONS:
             raise ValueError(f"CollectiveOptions: `implementation` is {self.implementation!r}. "
                              f"Expected one of {', '.join(IMPLEMENTATIONS)}.")
-        if isinstance(self.bucket_bytes, bool) or not isinstance(self.bucket_bytes, int) or self.bucket_bytes < 0:
+        if not is_integer(self.bucket_bytes) or self.bucket_bytes < 0:
             raise ValueError(f"CollectiveOptions: `bucket_bytes` is {self.bucket_bytes!r}. "
                              "Expected a whole number of bytes, 0 or more.")
 

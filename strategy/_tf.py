@@ -58,13 +58,16 @@ def concrete_function(graph: FuncGraph, attributes: dict[str, Any]) -> ConcreteF
 def call_flat(function: ConcreteFunction | AtomicFunction, inputs: Sequence[tf.Tensor],
               captures: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Calls a function with flat inputs and with `captures` in place of what it captured; not recorded on tapes."""
-    outputs = getattr(function, "inference_fn", function).call_flat(*inputs, *captures)
-    return [] if outputs is None or isinstance(outputs, tf.Operation) else outputs
+    return _flat_outputs(getattr(function, "inference_fn", function).call_flat(*inputs, *captures))
 
 
 def call_recorded(function: ConcreteFunction, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Calls a function with flat inputs, as TensorFlow does: recorded on tapes, with TensorFlow's own gradient."""
-    outputs = function._call_flat(list(inputs), function.captured_inputs)
+    return _flat_outputs(function._call_flat(list(inputs), function.captured_inputs))
+
+
+def _flat_outputs(outputs: Any) -> Sequence[tf.Tensor]:
+    """The tensors that a call returns; one without any gives None, or its op in a graph."""
     return [] if outputs is None or isinstance(outputs, tf.Operation) else tf.nest.flatten(outputs)
 
 

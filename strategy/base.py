@@ -10,12 +10,7 @@ from absl import logging
 
 from ..collective import CollectiveOptions, ReduceOp
 from . import keras_corrections, py_functions, replica_scope
-from .cross_replica import (
-    combine_along,
-    combine_components,
-    gather_components,
-    gather_local_results,
-)
+from .cross_replica import combine_along, combine_components, gather_components, gather_local_results
 from .distributed_dataset import DistributedDataset
 from .engine import Engine
 from .extended import ReplicatedExtended

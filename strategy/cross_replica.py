@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from ..collective import Member, ReduceOp, agree
 from ..collective.all_gather import all_components, checked_axis, same_bits
+from ..collective.options import is_integer
 from ..collective.reduce_op import combine, combine_slices, mean_of_total
 from .invariance import is_equal_on_all_replicas
 from .replica_scope import ReplicaScope
@@ -178,7 +178,7 @@ def _dense(part: Any, where: str) -> tf.Tensor:
 
 def _axes(axis: Any, where: str) -> list[int]:
     axes = list(axis) if isinstance(axis, (list, tuple)) else [axis]
-    if any(isinstance(one, bool) or not isinstance(one, (int, np.integer)) for one in axes) or not axes:
+    if not axes or not all(map(is_integer, axes)):
         raise TypeError(f"`{where}`: `axis` is {axis!r}. Expected None, an integer, or a list or tuple of integers.")
     return [int(one) for one in axes]
 

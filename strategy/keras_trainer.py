@@ -25,7 +25,7 @@ def metrics_result(original: Callable[..., Any], self: Any) -> Any:
 
 def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
     reduced = original(values, strategy, reduction)
-    if not _is_ours(strategy):
+    if not _replicates(strategy):
         return reduced
     model, strategy.extended.reporting_model = strategy.extended.reporting_model, None
     if model is None or reduction != "auto" or not isinstance(reduced, dict):
@@ -34,7 +34,7 @@ def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any,
 
 
 def make_function(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    if self.jit_compile and _is_ours(self.distribute_strategy):
+    if self.jit_compile and _replicates(self.distribute_strategy):
         raise ValueError(
             "`jit_compile=True` under a strategy with several replicas: XLA cannot compile the exchange between the "
             "replicas. Compile the model with `jit_compile=False`, or train on one replica.")
@@ -43,7 +43,7 @@ def make_function(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
 
 def make_train_function(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     _check_scopes(self)
-    for variable in self.trainable_variables if _is_ours(self.distribute_strategy) else ():
+    for variable in self.trainable_variables if _replicates(self.distribute_strategy) else ():
         if getattr(variable.value, "distribute_strategy", None) is not self.distribute_strategy:
             raise ValueError(f"Keras model {self.name!r}: its variable {variable.path!r} was not made under the "
                              f"strategy's scope, so it has no copy on the replicas. {_ONE_SCOPE}")
@@ -57,7 +57,7 @@ def symbolic_build(original: Callable[..., Any], self: Any, *args: Any, **kwargs
 
 
 def build_from_specs(original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-    if iterator is None or not hasattr(self.distribute_strategy.extended, "replica_pins"):
+    if iterator is None or not _is_ours(self.distribute_strategy):
         return original(self, iterator, data_batch)
     specs = tf.nest.map_structure(lambda spec: spec.value_specs[0] if isinstance(spec, PerReplicaSpec) else spec,
                                   iterator._distributed_dataset.element_spec)
@@ -74,8 +74,8 @@ _ONE_SCOPE = "Build the model and call `compile`, with an optimizer made there, 
 def _check_scopes(model: Any) -> None:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     strategies = model.distribute_strategy, getattr(optimizer, "_distribution_strategy", model.distribute_strategy)
-    if strategies[0] is not strategies[1] and any(map(_is_ours, strategies)):
-        built, made = ("under a scope" if _is_ours(strategy) else "outside" for strategy in strategies)
+    if strategies[0] is not strategies[1] and any(map(_replicates, strategies)):
+        built, made = ("under a scope" if _replicates(strategy) else "outside" for strategy in strategies)
         raise ValueError(f"Keras model {model.name!r}: it was built {built} and its optimizer was made {made}, of "
                          f"another strategy or of none. {_ONE_SCOPE}")
 
@@ -84,7 +84,7 @@ def make_splitting_function(original: Callable[..., Any], self: Any, *args: Any,
     original(self, *args, **kwargs)
     for name in ("train_function", "test_function", "predict_function"):
         function = getattr(self, name)
-        if function is not None and not hasattr(function, "_lockstep_splits") and _is_ours(self.distribute_strategy):
+        if function is not None and not hasattr(function, "_lockstep_splits") and _replicates(self.distribute_strategy):
             setattr(self, name, _splitting(function, self.distribute_strategy.num_replicas_in_sync))
 
 
@@ -111,4 +111,8 @@ def _split(batch: Any, num_replicas: int) -> Any:
 
 
 def _is_ours(strategy: Any) -> bool:
-    return hasattr(strategy.extended, "replica_pins") and strategy.num_replicas_in_sync > 1
+    return hasattr(strategy.extended, "replica_pins")
+
+
+def _replicates(strategy: Any) -> bool:
+    return _is_ours(strategy) and strategy.num_replicas_in_sync > 1

@@ -28,7 +28,6 @@ import tensorflow as tf
 
 from ..collective import Copies, Queues
 from ..collective._tf import leave_optimized
-from ..collective.local import Channel
 from ._tf import (
     AtomicFunction,
     ConcreteFunction,
@@ -69,16 +68,16 @@ class Launch:
     def _build(self, strategy: tf.distribute.Strategy) -> ConcreteFunction:
         """The launch function: lock, drain, the calls, unlock."""
         queues = strategy.extended.queues
-        channels = queues.used_by([copies[0] for copies in self._captures])
+        meeting = [queues.meeting] if queues.are_used_by([copies[0] for copies in self._captures]) else []
         results = self._body.results
         turns = [strategy.extended.turns] if self._body.sharing is Sharing.TURNS else []
-        calls = self._build_calls(channels)
+        calls = self._build_calls(queues)
         graph = FuncGraph(f"launch_{self._body.graph.name}")
 
         def launch(*inputs: tf.Tensor) -> Sequence[tf.Tensor]:
             lock = tf.raw_ops.MutexLock(mutex=queues.mutex)
             with tf.control_dependencies([lock]):
-                ready = Queues.drain([*channels, *([results] if results else []), *turns]) or [lock.op]
+                ready = Queues.drain([*meeting, *([results] if results else []), *turns]) or [lock.op]
             if turns:
                 with tf.control_dependencies(ready):
                     ready = [turns[0].start()]
@@ -95,11 +94,11 @@ class Launch:
         trace_into(graph, launch, self._input_specs() * len(self._devices), automatic_control_dependencies=False)
         return concrete_function(graph, {})
 
-    def _build_calls(self, channels: Sequence[Channel]) -> ConcreteFunction:
+    def _build_calls(self, queues: Queues) -> ConcreteFunction:
         """The function that holds one call of the body per replica."""
         body = self._body
         chained = body.sharing is Sharing.CHAINED_CALLS
-        may_part = synchronises_in_control_flow(body.graph, channels)
+        may_part = synchronises_in_control_flow(body.graph)
         specs = self._input_specs()
         graph = FuncGraph(f"replicas_{body.graph.name}")
 
@@ -117,7 +116,7 @@ class Launch:
                 calls.append(call)
                 if may_part:
                     with tf.control_dependencies([call]):
-                        graph.control_outputs.extend(Queues.send_ended(channels, replica))
+                        graph.control_outputs.extend(queues.send_ended(replica))
             graph.control_outputs.extend(calls)
             return outputs
 

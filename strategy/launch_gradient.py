@@ -39,6 +39,7 @@ class DifferentiableLaunch:
         results = list(graph.outputs)
         with as_any_replica(strategy, graph):
             self._backward = backward_function(body.function)
+        self._gradients, _ = Outputs.of(list(self._backward.structured_outputs))
         # Resources do not travel: a replica's backward pass has its own captures, as the forward pass has.
         captured = {id(inner): outer for outer, inner in graph.captures}
         self._given = {id(needed): captured[id(_origin(needed))] for needed in self._backward.captured_inputs
@@ -88,25 +89,12 @@ class DifferentiableLaunch:
             own = upstream[replica * len(outputs):(replica + 1) * len(outputs)]
             tensors.append([_dense_or_zeros(own[index], outputs[index]) for index in self._differentiable]
                            + list(outputs[self._num_results:]))
-        gradients = [self._packed(flat) for flat in self._backward_launch.call_flat(tensors, no_second_gradient)]
+        gradients = [self._gradients.pack(flat)
+                     for flat in self._backward_launch.call_flat(tensors, no_second_gradient)]
         of_inputs = [gradient for own in gradients for gradient in own[:self._num_inputs]]
         of_captures = {id(capture): sum_of_gradients([own[self._num_inputs + index] for own in gradients])
                        for index, capture in enumerate(self._graph.external_captures)}
         return of_inputs + [of_captures.get(id(capture)) for capture in self._forward.captured_inputs]
-
-    def _packed(self, flat: Sequence[tf.Tensor]) -> list[Any]:
-        """One replica's gradients of the body's inputs and captures, None where there is none."""
-        given = iter(flat)
-        packed: list[Any] = []
-        for one in self._backward.structured_outputs:
-            if one is None:
-                packed.append(None)
-            elif isinstance(one, tf.IndexedSlices):
-                values, indices = next(given), next(given)
-                packed.append(tf.IndexedSlices(values, indices, next(given) if one.dense_shape is not None else None))
-            else:
-                packed.append(next(given))
-        return packed
 
 
 def _origin(tensor: tf.Tensor) -> tf.Tensor:

@@ -31,20 +31,19 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         copies: Resource variables, one per local replica, in order.
         aggregation: How values from several replicas become one.
         made_by_keras: Whether Keras made the variable for itself, see `aggregation.value_for_all`.
-        is_saved_as_sum: Whether the copies are parts of a sum, although their aggregation does not say so: checkpoints
-            keep the sum.
+        is_sum: Whether the copies are parts of a sum: checkpoints keep the sum.
     """
 
     _should_act_as_resource_variable = True
     _synchronization = tf.VariableSynchronization.ON_WRITE
 
     def __init__(self, strategy: tf.distribute.Strategy, copies: Sequence[tf.Variable],
-                 aggregation: tf.VariableAggregation, made_by_keras: bool = False, is_saved_as_sum: bool = False):
+                 aggregation: tf.VariableAggregation, made_by_keras: bool = False, is_sum: bool = False):
         self._values = tuple(copies)
         self._distribute_strategy = strategy
         self._aggregation = aggregation
         self._made_by_keras = made_by_keras
-        self._is_saved_as_sum = is_saved_as_sum
+        self._is_sum = is_sum
         self._copies = Copies([copy.handle for copy in copies], self, strategy.extended,
                               is_equal=self._synchronization is not tf.VariableSynchronization.ON_READ)
         for copy in copies:
@@ -290,18 +289,13 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         return value
 
     def _value_to_save(self) -> tf.Tensor:
-        if self._is_saved_as_sum:
-            return tf.add_n([copy.read_value() for copy in self._values])
-        return self._primary.read_value()
+        return tf.add_n([copy.read_value() for copy in self._values]) if self._is_sum else self._primary.read_value()
 
     def _restore(self, value: tf.Tensor) -> None:
-        if self._is_saved_as_sum:
-            self._restore_sum(value)
-        else:
+        """A sum is restored whole onto the first copy, so that it is exact for any number of replicas."""
+        if not self._is_sum:
             self._write_everywhere("assign", value)
-
-    def _restore_sum(self, value: tf.Tensor) -> None:
-        """Puts a sum on the first copy whole, so that it is exact for any number of replicas."""
+            return
         value = tf.cast(value, self.dtype)
         for index, copy in enumerate(self._values):
             with tf.device(copy.device):

@@ -15,13 +15,12 @@ needs in turn, or that stands with it in one branch, loop or function, is refuse
 from __future__ import annotations
 
 import enum
-from typing import Any, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from ..collective import Copies
 from ..collective._tf import ANNOTATION
-from ..collective.local import Channel
 from ..collective.turns import Turns, reachable
 from ._tf import FuncGraph, written_resources
 
@@ -84,10 +83,8 @@ def exchange_placeholders(graph: FuncGraph) -> set[int]:
             if (copies := Copies.of(outer)) is not None and copies.is_queue}
 
 
-def synchronises_in_control_flow(graph: FuncGraph, channels: Sequence[Channel]) -> bool:
+def synchronises_in_control_flow(graph: FuncGraph) -> bool:
     """Whether a collective of the body stands in a branch, loop or function, where replicas could part ways."""
-    if not channels:
-        return False
     exchanging = exchange_placeholders(graph)
     return any(any(id(tensor) in exchanging for tensor in op.inputs) and not is_collective(op)
                for op in graph.get_operations())

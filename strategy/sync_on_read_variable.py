@@ -91,12 +91,5 @@ class SyncOnReadVariable(ReplicatedVariable):
         return total / tf.cast(size, self.dtype)
 
     def _value_to_save(self) -> tf.Tensor:
-        if self._aggregation is tf.VariableAggregation.NONE:
-            return self._primary.read_value()
-        return self._combined()
-
-    def _restore(self, value: tf.Tensor) -> None:
-        if self._aggregation is tf.VariableAggregation.SUM:
-            self._restore_sum(value)
-        else:
-            self._write_everywhere("assign", value)
+        is_mean = self._aggregation is tf.VariableAggregation.MEAN
+        return self._combined() if is_mean else super()._value_to_save()

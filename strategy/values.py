@@ -177,9 +177,8 @@ def flat_leaves(structure: Any) -> list[Any]:
 
 
 def map_structure(fn: Callable[[Any], Any], structure: Any) -> Any:
-    """`tf.nest.map_structure` that keeps a structure it cannot order (mixed dictionary keys) as one leaf."""
-    try:
-        flat = tf.nest.flatten(structure)
-    except TypeError:
+    """`tf.nest.map_structure` with the leaves of `flat_leaves`."""
+    leaves = flat_leaves(structure)
+    if len(leaves) == 1 and leaves[0] is structure:
         return fn(structure)
-    return tf.nest.pack_sequence_as(structure, [fn(leaf) for leaf in flat])
+    return tf.nest.pack_sequence_as(structure, [fn(leaf) for leaf in leaves])

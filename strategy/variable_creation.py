@@ -66,8 +66,9 @@ def create_variable(strategy: tf.distribute.Strategy, next_creator: NextCreator,
             copies = _make_copies(strategy, next_creator, kwargs)
         check_new_variable(copies[0].name, synchronization, aggregation, copies[0].dtype)
         kind = SyncOnReadVariable if synchronization is tf.VariableSynchronization.ON_READ else MirroredVariable
+        is_sum = kind is SyncOnReadVariable and aggregation is tf.VariableAggregation.SUM
         # Keras's gradient accumulators are each replica's own, and added up when the gradients are reduced.
-        is_sum = made_by_keras and _base_name(name).endswith("gradient_accumulator")
+        is_sum |= made_by_keras and _base_name(name).endswith("gradient_accumulator")
         return kind(strategy, copies, aggregation, made_by_keras, is_sum)
 
     scope = replica_scope.current()

@@ -24,9 +24,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from ..collective.options import is_integer
 from .batch_source import BatchSource, DistributedData, check_type, distribute
 from .loop import Loop, make_loop, no_totals
 from .progress import Progress, make_progress
@@ -281,7 +281,7 @@ def _check_callable(where: str, name: str, value: Any) -> None:
 
 
 def _positive(where: str, name: str, value: Any) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+    if not is_integer(value) or value < 1:
         raise ValueError(f"`{where}`: `{name}` is {value!r}. Expected an integer of 1 or more. Correct `{name}`.")
     return int(value)
 

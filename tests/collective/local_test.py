@@ -62,9 +62,9 @@ def test_own_queues_are_copies_that_name_their_kind(queues):
     for copies, is_equal in ((channel.own_inward, False), (channel.own_outward, True)):
         assert copies.is_queue and copies.is_equal is is_equal and copies.group == "group"
         assert len(copies.handles) == 2
-    assert queues.used_by([channel.own_inward.handles[0]]) == [channel]
-    assert queues.used_by([channel.own_outward.handles[0]]) == [channel]
-    assert queues.used_by([channel.inward[0], tf.constant(1)]) == []
+    assert queues.are_used_by([channel.own_inward.handles[0]])
+    assert queues.are_used_by([channel.own_outward.handles[0]])
+    assert not queues.are_used_by([channel.inward[0], tf.constant(1)])
 
 
 def test_drain_empties_what_a_failed_step_left_and_nothing_else(queues):
@@ -86,7 +86,7 @@ def test_drain_empties_what_a_failed_step_left_and_nothing_else(queues):
 
 @pytest.mark.parametrize("rank, wanted", [(0, [1, 0, 1, 1]), (1, [0, 1, 0, 0])])
 def test_ended_replica_tells_the_reducer_and_the_first_one_everybody(queues, rank, wanted):
-    queues.send_ended([queues.meeting], rank)
+    queues.send_ended(rank)
     assert sizes(queues.meeting) == wanted
     (nothing,), tag = queues.meeting.take(queues.meeting.inward[rank])
     assert not tf.raw_ops.OptionalHasValue(optional=nothing) and tag.numpy().decode() == ENDED

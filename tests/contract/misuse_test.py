@@ -8,14 +8,10 @@ import pytest
 import tensorflow as tf
 
 import lockstep
-from testing.replicas import mirrored, replica_context, values_of
+from testing.replicas import mirrored, own, replica_context, values_of
 
 TRACED = pytest.mark.parametrize("traced", [True, False], ids=["traced", "python"])
 ON_READ, SUM = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM
-
-
-def own(*values):
-    return lockstep.PerReplica([tf.constant(value) for value in values])
 
 
 def is_first():

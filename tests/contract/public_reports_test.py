@@ -7,13 +7,9 @@ import tensorflow as tf
 from keras import layers
 
 import lockstep
-from testing.replicas import mirrored, replica_context, split_rows, values_of
+from testing.replicas import mirrored, own, replica_context, split_rows, values_of
 
 Aggregation, Synchronization = tf.VariableAggregation, tf.VariableSynchronization
-
-
-def own(*values):
-    return lockstep.PerReplica([tf.constant(value) for value in values])
 
 
 @pytest.mark.parametrize("aggregation, expected", [(Aggregation.SUM, 2.0), (Aggregation.MEAN, 1.0),

@@ -7,14 +7,10 @@ from absl import logging
 
 import lockstep
 from lockstep.strategy import Mirrored, PerReplica
-from testing.replicas import mirrored, replica_context, split_rows, values_of
+from testing.replicas import mirrored, own, replica_context, split_rows, values_of
 
 SIZES = (1, 2, 4)
 IN_GRAPH = pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "function"])
-
-
-def own(*values):
-    return PerReplica([tf.constant(value) for value in values])
 
 
 def called(in_graph, function, *args):

@@ -5,13 +5,9 @@ import pytest
 import tensorflow as tf
 
 from lockstep.strategy import Mirrored, PerReplica
-from testing.replicas import mirrored
+from testing.replicas import mirrored, own
 
 IN_GRAPH = pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "function"])
-
-
-def own(*values, dtype=None):
-    return PerReplica([tf.constant(value, dtype) for value in values])
 
 
 def slices(values, indices):

@@ -4,15 +4,11 @@ import pytest
 import tensorflow as tf
 
 from lockstep.strategy.values import Mirrored, PerReplica
-from testing.replicas import mirrored, replica_context, values_of
+from testing.replicas import mirrored, own, replica_context, values_of
 
 SIZES = pytest.mark.parametrize("num_replicas", [1, 2, 4])
 IN_GRAPH = pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "function"])
 TRACED = pytest.mark.parametrize("traced", [True, False], ids=["traced", "python"])
-
-
-def own(*values):
-    return PerReplica([tf.constant(value) for value in values])
 
 
 def made(num_replicas, value=1.0, **kwargs):

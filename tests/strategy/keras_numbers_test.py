@@ -8,11 +8,7 @@ from keras import layers
 
 import lockstep
 from testing.keras_corrections import without
-from testing.replicas import mirrored, replica_context, split_rows, values_of
-
-
-def own(*values):
-    return lockstep.PerReplica([tf.constant(value) for value in values])
+from testing.replicas import mirrored, own, replica_context, split_rows, values_of
 
 
 def linear(strategy, loss="mse", **options):

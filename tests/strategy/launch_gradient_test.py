@@ -16,6 +16,11 @@ def made(where, step):
     return step if where == "plain" else tf.function(step)
 
 
+def total(strategy, step, *args):
+    """A function of nothing: the sum of what the step gives on all replicas."""
+    return lambda: strategy.reduce("SUM", strategy.run(step, args=args), axis=None)
+
+
 def gradients(where, run, sources):
     """The gradients of what `run()` returns, with respect to `sources`."""
     def taped(run):
@@ -63,9 +68,7 @@ def test_gradient_with_respect_to_the_inputs_and_a_shared_argument(num_replicas,
     scale = tf.constant(3.0)
     step = made(where, lambda x, scale: tf.reduce_sum(scale * x ** 2))
 
-    def run():
-        return strategy.reduce("SUM", strategy.run(step, args=(parts, scale)), axis=None)
-
+    run = total(strategy, step, parts, scale)
     by_input, by_scale = gradients(where, run, [list(strategy.experimental_local_results(parts)), scale])
     assert [value for part in by_input for value in part.numpy().tolist()] == [6.0 * row for row in rows]
     assert float(by_scale) == sum(row ** 2 for row in rows)
@@ -83,9 +86,7 @@ def test_gradient_passes_through_the_collectives_of_the_step(num_replicas, where
     def step(x):
         return replica_context().all_reduce("SUM", tf.reduce_sum(w * x)) ** 2
 
-    def run():
-        return strategy.reduce("SUM", strategy.run(made(where, step), args=(rows,)), axis=None)
-
+    run = total(strategy, made(where, step), rows)
     assert float(gradients(where, run, w)) == 2 * num_replicas * 2.0 * 15.0 ** 2
 
 
@@ -97,9 +98,7 @@ def test_gradient_passes_through_all_gather(num_replicas, where):
     parts = split_rows(strategy, rows)
     step = made(where, lambda x: tf.reduce_sum(replica_context().all_gather(x, axis=0) ** 2))
 
-    def run():
-        return strategy.reduce("SUM", strategy.run(step, args=(parts,)), axis=None)
-
+    run = total(strategy, step, parts)
     by_input, = gradients(where, run, [list(strategy.experimental_local_results(parts))])
     assert [value for part in by_input for value in part.numpy().tolist()] == [2 * num_replicas * row for row in rows]
 
@@ -113,9 +112,7 @@ def test_gradient_of_a_lookup_stays_sparse_and_counts_every_replica(num_replicas
     ids = split_rows(strategy, [0, 0, 1, 1, 3], tf.int32)
     step = made(where, lambda ids: tf.reduce_sum(tf.nn.embedding_lookup(table, ids)))
 
-    def run():
-        return strategy.reduce("SUM", strategy.run(step, args=(ids,)), axis=None)
-
+    run = total(strategy, step, ids)
     gradient = gradients(where, run, table)
     assert isinstance(gradient, tf.IndexedSlices)
     assert tf.convert_to_tensor(gradient).numpy().tolist() == [[2.0], [2.0], [0.0], [1.0]]
@@ -137,9 +134,7 @@ def test_gradient_through_branches_and_loops_of_the_step(num_replicas, where):
             total = total * w
         return total
 
-    def run():
-        return strategy.reduce("SUM", strategy.run(made(where, step), args=(rows,)), axis=None)
-
+    run = total(strategy, made(where, step), rows)
     # Each replica: N · 10 w²  (the first sum is 10 w, the second N times that); N replicas: N² · 10 w².
     assert float(gradients(where, run, w)) == num_replicas ** 2 * 10.0 * 2 * 2.0
 

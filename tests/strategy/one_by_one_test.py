@@ -6,13 +6,9 @@ import pytest
 import tensorflow as tf
 
 import lockstep
-from testing.replicas import mirrored, replica_context, split_rows, values_of
+from testing.replicas import mirrored, own, replica_context, split_rows, values_of
 
 SIZES = pytest.mark.parametrize("num_replicas", [2, 4])
-
-
-def own(*values):
-    return lockstep.PerReplica([tf.constant(value) for value in values])
 
 
 def number():

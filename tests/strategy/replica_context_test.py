@@ -5,14 +5,10 @@ import pytest
 import tensorflow as tf
 
 import lockstep
-from testing.replicas import mirrored, replica_context, split_rows, values_of
+from testing.replicas import mirrored, own, replica_context, split_rows, values_of
 
 SIZES = pytest.mark.parametrize("num_replicas", [1, 2, 4])
 TRACED = pytest.mark.parametrize("traced", [True, False], ids=["traced", "python"])
-
-
-def own(*values, dtype=None):
-    return lockstep.PerReplica([tf.constant(value, dtype) for value in values])
 
 
 def run(strategy, traced, function, *args):

@@ -6,11 +6,7 @@ import pytest
 import tensorflow as tf
 
 import lockstep
-from testing.replicas import mirrored, replica_context, split_rows, values_of
-
-
-def own(*values, dtype=None):
-    return lockstep.PerReplica([tf.constant(value, dtype) for value in values])
+from testing.replicas import mirrored, own, replica_context, split_rows, values_of
 
 
 def squares_step(weight, rate):

@@ -8,13 +8,9 @@ import tensorflow as tf
 
 import lockstep
 from lockstep.strategy.values import Mirrored, PerReplica, components, is_distributed, map_structure, regroup, select
-from testing.replicas import mirrored, values_of
+from testing.replicas import mirrored, own, values_of
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
-
-
-def own(*values):
-    return PerReplica([tf.constant(value) for value in values])
 
 
 def test_value_without_components_is_refused():

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import lockstep
-from testing.replicas import mirrored, replica_context, values_of
+from testing.replicas import mirrored, own, replica_context, values_of
 
 Sync, Agg = tf.VariableSynchronization, tf.VariableAggregation
 KINDS = [(sync, agg) for sync in (Sync.AUTO, Sync.ON_WRITE, Sync.ON_READ) for agg in Agg]
@@ -16,10 +16,6 @@ def make(sync, agg, value=0.0, num_replicas=2, **kwargs):
     strategy = mirrored(num_replicas)
     with strategy.scope():
         return strategy, tf.Variable(value, synchronization=sync, aggregation=agg, name="v", **kwargs)
-
-
-def own(*numbers):
-    return lockstep.PerReplica([tf.constant(number) for number in numbers])
 
 
 def run(strategy, traced, function, *args):

@@ -15,6 +15,11 @@ def mirrored(num_replicas: int, **options: Any) -> lockstep.MirroredStrategy:
                                      lockstep.CollectiveOptions(**options) if options else None)
 
 
+def own(*values: Any, dtype: Any = None) -> lockstep.PerReplica:
+    """A value of its own for each replica."""
+    return lockstep.PerReplica([tf.constant(value, dtype) for value in values])
+
+
 def split_rows(strategy: lockstep.Strategy, rows: Sequence[Any], dtype: Any = tf.float32) -> Any:
     """A batch's rows split over the replicas, sizes differing by at most one."""
     size = strategy.num_replicas_in_sync
