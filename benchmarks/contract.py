@@ -302,10 +302,9 @@ def verdict(found, expected):
     """One cell of the table."""
     if "error" in found:
         return found["error"]
-    pairs = list(zip(found["numbers"], expected["numbers"], strict=True))
-    if all(abs(one - other) <= TOLERANCE * max(1.0, abs(other)) for one, other in pairs):
-        return "right"
-    return f"wrong: {', '.join(f'{one:.6g} for {other:.6g}' for one, other in pairs)}"
+    wrong = [f"{one:.6g} for {other:.6g}" for one, other in zip(found["numbers"], expected["numbers"], strict=True)
+             if not abs(one - other) <= TOLERANCE * max(1.0, abs(other))]
+    return f"wrong: {', '.join(wrong)}" if wrong else "right"
 
 
 def main(_):

@@ -44,8 +44,11 @@ def set_keras_correction(name: str, enabled: bool) -> None:
 
     Raises:
         ValueError: There is no such correction.
+        TypeError: `enabled` is no bool.
     """
-    if name not in {correction.name for correction in CORRECTIONS}:
+    if not isinstance(enabled, bool):
+        raise TypeError(f"`set_keras_correction`: `enabled` is {enabled!r}. Expected True or False.")
+    if not isinstance(name, str) or name not in {correction.name for correction in CORRECTIONS}:
         names = ", ".join(sorted({repr(correction.name) for correction in CORRECTIONS}))
         raise ValueError(f"`set_keras_correction`: there is no correction {name!r}. Use one of {names}.")
     (corrections.disabled.discard if enabled else corrections.disabled.add)(name)

@@ -36,9 +36,15 @@ def test_a_keras_that_has_changed_is_refused_where_it_is_used_by_several_replica
         mirrored(2).run(lambda: corrected(1))
 
 
-def test_an_unknown_correction_is_refused_with_the_names_that_there_are():
-    with pytest.raises(ValueError, match="no correction 'cliping'.*'clipping'"):
-        lockstep.set_keras_correction("cliping", enabled=False)
+@pytest.mark.parametrize("name", ["cliping", None, ["clipping"]])
+def test_an_unknown_correction_is_refused_with_the_names_that_there_are(name):
+    with pytest.raises(ValueError, match="no correction .*'clipping'"):
+        lockstep.set_keras_correction(name, enabled=False)
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused():
+    with pytest.raises(TypeError, match="`enabled` is 'off'. Expected True or False"):
+        lockstep.set_keras_correction("clipping", enabled="off")
 
 
 @pytest.mark.parametrize("name", NAMES)
