@@ -38,7 +38,7 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         traced_member: The seat of "the replica that runs this body".
         random_streams: The streams of the random ops in traced steps.
         replica_pins: The device function of traced bodies.
-        reporting_model: The Keras model whose metrics the step that was traced last reports, see keras_corrections.py.
+        reporting_model: The Keras model whose metrics the step that was traced last reports, see keras_trainer.py.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, devices: Sequence[str], options: CollectiveOptions):
