@@ -17,24 +17,30 @@ from .free_ports import LAST_PORT, is_free
 
 DEFAULT_PORT = 12355
 DESCRIPTION = """\
-Starts the workers of a training job, each in a process of its own with its own TF_CONFIG, and shows their output line
-by line with the worker's number before it. When one fails, the others get the time to notice it, are then stopped, and
+Starts the workers of a training job, each in a process of its own with its own
+TF_CONFIG, and shows their output line by line with the worker's number before
+it. When one fails, the others get the time to notice it, are then stopped, and
 the first failure is printed last, with its traceback."""
 EPILOG = """\
-Everything after the script belongs to the script. Each worker gets its share of the CPU cores (OMP_NUM_THREADS,
-TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, unless they are set) and of the GPUs (CUDA_VISIBLE_DEVICES), and finds
-how often the job was started again in LOCKSTEP_RESTART_COUNT. Ctrl-C and SIGTERM are passed on to every worker; a
+Everything after the script belongs to the script. Each worker gets its share
+of the CPU cores (OMP_NUM_THREADS, TF_NUM_INTRAOP_THREADS and
+TF_NUM_INTEROP_THREADS, unless they are set) and of the GPUs
+(CUDA_VISIBLE_DEVICES), and finds how often the job was started again in
+LOCKSTEP_RESTART_COUNT. Ctrl-C and SIGTERM are passed on to every worker; a
 second Ctrl-C kills them. Workers end with the launcher, also if that is killed.
 
-several machines: run the same command on each, only --node-rank differs. Worker i of a machine listens on that
-machine's port plus i; the first worker of the first machine is the chief. With --max-restarts every machine's launcher
-starts its own workers again when they fail, which they do on all machines when one is lost.
+several machines: run the same command on each, only --node-rank differs.
+Worker i of a machine listens on that machine's port plus i; the first worker
+of the first machine is the chief. With --max-restarts every machine's launcher
+starts its own workers again when they fail, on the same ports; when a worker
+is lost, those of all machines fail.
 
   host0$ lockstep launch --workers=8 --nodes=host0,host1 --node-rank=0 train.py
   host1$ lockstep launch --workers=8 --nodes=host0,host1 --node-rank=1 train.py
 
-exit code: 0, that of the worker that failed first, 128 + the number of the signal that ended it or that the launcher
-got, or 2 for a command line that makes no sense."""
+exit code: 0, that of the worker that failed first, 128 + the number of the
+signal that ended it or that the launcher got, or 2 for a command line that
+makes no sense."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +125,7 @@ def _make_parser() -> Parser:
     add("-m", dest="module", action="store_true", help="the script is a module, as in `python -m`")
     add("--log-dir", metavar="DIR", help="add each worker's output to DIR/worker_0.log and so on as well")
     add("--max-restarts", type=whole_number(0), default=0, metavar="K",
-        help="after a failure stop all workers and start them again, on other ports, up to K times (0)")
+        help="after a failure stop all workers and start them again, up to K times (0)")
     add("--grace-seconds", type=seconds, default=10.0, metavar="S",
         help="how long workers have to end by themselves, after another one failed and after a signal (10)")
     add("--isolate", action="store_true",
