@@ -3,11 +3,13 @@
 from .all_gather import agree, all_gather, broadcast
 from .all_reduce import all_reduce
 from .copies import Copies
-from .errors import CollectiveError, CollectiveMismatchError
-from .local import QueueMember, Queues
+from .errors import CollectiveError, CollectiveMismatchError, PeerError
+from .local import Queues
 from .member import Exchange, Member, SoloMember
 from .options import CollectiveOptions
+from .queue_member import QueueMember
 from .reduce_op import ReduceOp
+from .worker_group import WorkerGroup
 
 __all__ = [
     "CollectiveError",
@@ -16,10 +18,12 @@ __all__ = [
     "Copies",
     "Exchange",
     "Member",
+    "PeerError",
     "QueueMember",
     "Queues",
     "ReduceOp",
     "SoloMember",
+    "WorkerGroup",
     "agree",
     "all_gather",
     "all_reduce",

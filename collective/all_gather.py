@@ -79,7 +79,7 @@ def broadcast(member: Member, tensors: Sequence[tf.Tensor], root: int, name: str
     """
     if member.size == 1:
         return list(tensors)
-    results = member.exchange(tensors, lambda parts: parts[root], _what("broadcast", tensors[0], name))
+    results = member.broadcast(tensors, root, _what("broadcast", tensors[0], name))
     for result, tensor in zip(results, tensors):
         if result.shape.rank is None:  # Else the root's shape is known, and it is the one that counts.
             result.set_shape(tensor.shape)
@@ -103,12 +103,14 @@ def agree(member: Member, tensor: tf.Tensor, name: str, advice: str) -> tf.Tenso
     return agreed
 
 
-def difference(values: Sequence[tf.Tensor], name: str, advice: str) -> tf.Tensor:
+def difference(values: Sequence[tf.Tensor], name: str, advice: str, whose: str = "replicas") -> tf.Tensor:
     """A string scalar: "" where all values are the same, else `name`, the values by rank, and `advice`."""
+    if len(values) == 1:
+        return tf.constant("")
     same = tf.reduce_all(tf.stack([same_bits(values[0], other) for other in values[1:]]))
     shown = tf.strings.join([tf.strings.format("{}", value, summarize=3) for value in values], separator=", ")
     return tf.cond(same, lambda: tf.constant(""), lambda: tf.strings.join(
-        [f"{name}: the replicas' values differ. By rank: ", shown, f". {advice}"]))
+        [f"{name}: the {whose}' values differ. By rank: ", shown, f". {advice}"]))
 
 
 def same_bits(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

@@ -23,7 +23,7 @@ from .buckets import num_bytes, plan_buckets
 from .device_collectives import ONE_SHAPE, can_reduce, device_all_reduce
 from .member import Exchange, Member, Parts
 from .options import CollectiveOptions
-from .reduce_op import ReduceOp, combine, combine_slices
+from .reduce_op import ReduceOp, combine_slices
 
 Value: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
@@ -138,9 +138,7 @@ def _local(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exc
 
     # Static shapes of a body are those of all replicas; replicas that run one by one have shapes of their own.
     are_equal = member.can_use_device_collectives and all(tensor.shape.is_fully_defined() for tensor in tensors)
-    return member.exchange(tensors, lambda parts: [combine(op, column) for column in zip(*parts, strict=True)], what,
-                           [op.result_dtype(tensor.dtype) for tensor in tensors],
-                           verdict=None if are_equal else unequal_shapes)
+    return member.reduce(op, tensors, what, verdict=None if are_equal else unequal_shapes)
 
 
 def _ring(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exchange) -> list[tf.Tensor]:

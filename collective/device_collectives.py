@@ -37,8 +37,8 @@ def can_reduce(op: ReduceOp, dtype: tf.DType) -> bool:
     return dtype == tf.bool or op.result_dtype(dtype) in DTYPES
 
 
-def join_group(devices: Sequence[str], group_key: int) -> None:
-    """Lets the devices meet once, outside of any step.
+def join_group(devices: Sequence[str], group_key: int, group_size: int) -> None:
+    """Lets the devices of this process meet once, outside of any step, with those of other processes if there are any.
 
     TensorFlow resolves a group in its first collective. Were that in a step, and did a replica fail meanwhile, the
     group would stay cancelled for the life of the process.
@@ -49,7 +49,7 @@ def join_group(devices: Sequence[str], group_key: int) -> None:
             with tf.device(device):
                 # Site 0 is nobody's: instance keys start at 1.
                 met.append(tf.raw_ops.CollectiveReduceV2(
-                    input=tf.zeros([1]), group_size=len(devices), group_key=group_key, instance_key=0,
+                    input=tf.zeros([1]), group_size=group_size, group_key=group_key, instance_key=0,
                     ordering_token=[], merge_op="Add", final_op="Id"))
         return met
 
@@ -69,8 +69,9 @@ def device_all_reduce(member: Member, op: ReduceOp, tensor: tf.Tensor, what: Exc
         wide = device_all_reduce(member, op, tf.cast(tensor, tf.int32), what)
         return tf.cast(wide, tf.bool)
     operand = tf.cast(tensor, op.result_dtype(tensor.dtype))
-    first_key = member.next_instance_key() * KEYS_PER_SITE % (1 << 31)
-    if operand.shape.is_fully_defined():
+    static = str(operand.shape) if operand.shape.is_fully_defined() else ""
+    first_key = member.instance_key(what, static, KEYS_PER_SITE)
+    if static:
         return _reduce(member, op, operand, tf.constant(first_key), what)
     shape = agree(member, tf.shape(operand), f"`all_reduce`: the shape of {tensor.name}", ONE_SHAPE)
     count = tf.reduce_prod(tf.cast(shape, tf.int64))

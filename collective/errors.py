@@ -14,6 +14,16 @@ class CollectiveError(RuntimeError):
     """
 
 
+class PeerError(CollectiveError):
+    """Another worker failed, left, fell silent or disagreed; the text names it and says what is known.
+
+    The collectives of this process are closed after it: restart the job, from its last checkpoint.
+
+    >>> issubclass(lockstep.PeerError, lockstep.CollectiveError)
+    True
+    """
+
+
 class CollectiveMismatchError(CollectiveError):
     """The replicas met in different collectives, or one ended its step while others waited for it.
 

@@ -24,23 +24,18 @@ ends while others wait sends `ENDED` (the launch does, see `Queues.send_ended`).
 
 from __future__ import annotations
 
-import functools
 import itertools
-from typing import Callable, Sequence
+from typing import Sequence
 
 import tensorflow as tf
 
-from . import _tf
 from .copies import Copies
-from .device_collectives import join_group
-from .member import Combine, Exchange, Member, Verdict
 
 ENDED = "end of the step"
 MISMATCH = "Replicas met in different collectives"
 HOST = "/device:CPU:0"
 
 _group_keys = itertools.count(1)
-_instance_keys = itertools.count(1)
 
 
 class Channel:
@@ -157,112 +152,3 @@ class Queues:
         """Ops that tell whoever still waits for `rank` that its step is over. Drained by `drain` afterwards."""
         waiting = [self.meeting.inward[rank], *(self.meeting.outward if rank == 0 else [])]
         return [self.meeting.put(queue, [tf.raw_ops.OptionalNone()], ENDED) for queue in waiting]
-
-
-class QueueMember(Member):
-    """The seat of "the replica that runs this body" in a group whose replicas live in this process."""
-
-    can_use_device_collectives = True
-
-    def __init__(self, devices: Sequence[str], rank_variable: tf.Variable, queues: Queues):
-        super().__init__(devices)
-        self._rank_variable = rank_variable
-        self._queues = queues
-
-    @property
-    def shares_a_device_with_the_host(self) -> bool:
-        """Whether a replica runs on the device where the queues are."""
-        return any(tf.DeviceSpec.from_string(device).device_type == "CPU" for device in self.devices)
-
-    @property
-    def rank(self) -> tf.Tensor:
-        return tf.raw_ops.ReadVariableOp(resource=_tf.outside_of_loops(self._rank_variable.handle), dtype=tf.int32)
-
-    @functools.cached_property
-    def group_key(self) -> int:
-        join_group(self.devices, self._queues.group_key)
-        return self._queues.group_key
-
-    def next_instance_key(self) -> int:
-        return next(_instance_keys)
-
-    def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
-                 result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
-        dtypes = [tensor.dtype for tensor in tensors]
-        meeting = self._queues.meeting
-        tag = str(what)
-
-        def reduce() -> tf.Tensor:
-            elements, tags = zip(*(meeting.take(queue) for queue in meeting.inward))
-            with tf.control_dependencies([self._queues.fail_with(mismatch(tags, tag))]):
-                parts = [unwrapped(element, dtypes) for element, in elements]
-            if verdict is not None:
-                fine = self._queues.fail_with(verdict(parts))
-                with tf.control_dependencies([fine]):
-                    parts = [[tf.identity(tensor) for tensor in part] for part in parts]
-            results = wrapped(combine(parts))
-            for queue in meeting.outward:
-                meeting.put(queue, [results], tag)
-            return tf.constant(0)
-
-        def meet(*mine: tf.Tensor) -> list[tf.Tensor]:
-            tf.compat.v1.get_default_graph()._lockstep_on_host = True
-            with tf.device(HOST):
-                meeting.put(meeting.own_inward.handles[0], [wrapped(mine)], tag)
-                tf.cond(tf.equal(self.rank, 0), reduce, lambda: tf.constant(0))
-                (result,), received = meeting.take(meeting.own_outward.handles[0])
-                with tf.control_dependencies([self._queues.fail_with(mismatch([received], tag))]):
-                    return unwrapped(result, result_dtypes or dtypes)
-
-        return on_host(what.kind, meet, tensors, what)
-
-    def deliver(self, tensors: Sequence[tf.Tensor]) -> Channel:
-        """Puts this replica's results where the launch takes them: in the own out-queue of a new channel.
-
-        A launch could return them directly, but then they would wait on the host beside the call of the replica that
-        runs there, see `on_host`.
-        """
-        channel = self._queues.new_channel([tensor.dtype for tensor in tensors])
-        own = channel.own_outward.handles[0]
-
-        def put(*mine: tf.Tensor) -> list[tf.Tensor]:
-            tf.compat.v1.get_default_graph()._lockstep_on_host = True
-            with tf.device(HOST), tf.control_dependencies([channel.put(own, mine, "")]):
-                return [tf.constant(0)]
-
-        on_host("deliver", put, tensors)
-        return channel
-
-
-def on_host(name: str, function: Callable[..., list[tf.Tensor]], tensors: Sequence[tf.Tensor],
-            what: Exchange | None = None) -> list[tf.Tensor]:
-    """Calls `function`, whose ops stand on the host, as a function of its own on the replica's device.
-
-    Were it spread over two devices, tensors would wait on their way between them. When a step fails, whatever waits is
-    cancelled: TensorFlow 2.21 then reports the cancellation instead of the cause, and can hang or crash when several
-    tensors wait (LocalRendezvous::DoAbort).
-    """
-    function.__name__ = name.replace("-", "_")
-    called = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
-    with tf.name_scope(function.__name__):
-        results = _tf.call_once(called, [tf.stop_gradient(tensor) for tensor in tensors])
-    _tf.leave_optimized(results[0].op)
-    _tf.annotate(results[0].op, what.to_json() if what is not None else "")
-    return results
-
-
-def mismatch(tags: Sequence[tf.Tensor], expected: str) -> tf.Tensor:
-    """A text that names the replicas' collectives, from replica 0 on, or "" where all tags are the expected one."""
-    same = tf.reduce_all(tf.equal(tf.stack(list(tags)), expected))
-    named = [tf.strings.join([f"replica {rank}: ", tag]) for rank, tag in enumerate(tags)]
-    return tf.cond(same, lambda: tf.constant(""), lambda: tf.strings.join(
-        [f"{MISMATCH}: ", tf.strings.reduce_join(tf.stack(named), separator="; "), f"; expected: {expected}"]))
-
-
-def runs_on_host(graph: tf.Graph) -> bool:
-    """Whether a graph is that of an exchange, or of a branch of one, whose ops stay on the host."""
-    while graph is not None:
-        if getattr(graph, "_lockstep_on_host", False):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False

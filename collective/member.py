@@ -8,6 +8,8 @@ result that all members share. Where the members are, is the business of the sub
     the strategy's   replicas that run one after another in Python, meeting in a Python list
 
 `exchange` is all that a subclass has to offer; `combine` turns one list of tensors per rank into the shared result.
+Replicas of several workers also have ways of their own to `reduce` and to `broadcast`, where not all must have
+everything.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import json
 from typing import Any, Callable, Sequence
 
 import tensorflow as tf
+
+from .reduce_op import ReduceOp, combine
 
 Parts = Sequence[Sequence[tf.Tensor]]
 Combine = Callable[[Parts], Sequence[tf.Tensor]]
@@ -63,7 +67,7 @@ class Member:
 
     Attributes:
         size: Number of replicas in the group.
-        devices: Their devices, by rank.
+        devices: The devices of those that live in this process, by rank.
         can_use_device_collectives: Whether the members run at the same time, each on its device, as TensorFlow's
             collective ops need.
     """
@@ -95,6 +99,28 @@ class Member:
         """
         raise NotImplementedError(f"{type(self).__name__}.exchange")
 
+    def reduce(self, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exchange,
+               verdict: Verdict | None = None) -> list[tf.Tensor]:
+        """Hands over `tensors`, and returns what `op` makes of each with everybody's.
+
+        Synchronisation: every member must call, with equally shaped tensors.
+
+        Args:
+            op: How to reduce.
+            tensors: This member's tensors, all of one dtype.
+            what: Says what this exchange is.
+            verdict: As for `exchange`.
+        """
+        return self.exchange(tensors, lambda parts: combine_columns(op, parts), what,
+                             [op.result_dtype(tensor.dtype) for tensor in tensors], verdict)
+
+    def broadcast(self, tensors: Sequence[tf.Tensor], root: int, what: Exchange) -> list[tf.Tensor]:
+        """Returns the tensors of the member with rank `root`; shapes may differ.
+
+        Synchronisation: every member must call, with the same dtypes.
+        """
+        return self.exchange(tensors, lambda parts: parts[root], what)
+
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Calls `make` for the group once, and gives every member the object that it returns.
 
@@ -104,9 +130,15 @@ class Member:
         """
         return make()
 
-    def next_instance_key(self) -> int:
-        """A number, the same on every member, that no other collective of the process uses."""
-        raise NotImplementedError(f"{type(self).__name__}.next_instance_key")
+    def instance_key(self, what: Exchange, shapes: str, num_keys: int) -> int:
+        """The first of `num_keys` numbers, the same on every member, that no other collective of the process uses.
+
+        Args:
+            what: The exchange that will use them.
+            shapes: Its static shapes, "" if they are not static.
+            num_keys: How many numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.instance_key")
 
     @property
     def group_key(self) -> int:
@@ -115,6 +147,11 @@ class Member:
         TensorFlow has resolved the group, see `device_collectives.join_group`.
         """
         raise NotImplementedError(f"{type(self).__name__}.group_key")
+
+
+def combine_columns(op: ReduceOp, parts: Parts) -> list[tf.Tensor]:
+    """Reduces the first tensors of all lists, the second ones, and so on."""
+    return [combine(op, column) for column in zip(*parts, strict=True)]
 
 
 class SoloMember(Member):

@@ -20,7 +20,7 @@ class CollectiveOptions:
     """How the replicas exchange tensors.
 
     >>> lockstep.CollectiveOptions(bucket_bytes=1 << 20).merge(implementation="ring")
-    CollectiveOptions(implementation='ring', bucket_bytes=1048576)
+    CollectiveOptions(implementation='ring', bucket_bytes=1048576, timeout_seconds=600.0, warn_seconds=30.0)
 
     Attributes:
         implementation: "auto" (NCCL where all replicas are GPUs, else "local"), "local" (replicas of one process add
@@ -30,13 +30,19 @@ class CollectiveOptions:
         bucket_bytes: Largest bucket, in bytes: tensors of one dtype travel together up to this size. A tensor that is
             larger alone, or whose size is not known when the step is traced, is a bucket of its own; 0 makes every
             tensor one.
+        timeout_seconds: How long workers wait: for a peer that has not started, for one that shows no sign of life, and
+            in an exchange for one that does not come. Then all raise `lockstep.PeerError`. A peer that is seen to trace
+            or to save is not late.
+        warn_seconds: After which wait in an exchange a log line names those who are missing.
 
     Raises:
-        ValueError: An unknown `implementation` or a negative `bucket_bytes`.
+        ValueError: An unknown `implementation`, a negative `bucket_bytes`, or a wait that is not positive.
     """
 
     implementation: str = "auto"
     bucket_bytes: int = 32 << 20
+    timeout_seconds: float = 600.0
+    warn_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         if self.implementation not in IMPLEMENTATIONS:
@@ -46,6 +52,11 @@ class CollectiveOptions:
             raise ValueError(f"CollectiveOptions: `bucket_bytes` is {self.bucket_bytes!r}. "
                              "Expected a whole number of bytes, 0 or more.")
 
-    def merge(self, **changes: str | int) -> "CollectiveOptions":
+        for name in ("timeout_seconds", "warn_seconds"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds > 0:
+                raise ValueError(f"CollectiveOptions: `{name}` is {seconds!r}. Expected a number of seconds above 0.")
+
+    def merge(self, **changes: str | int | float) -> "CollectiveOptions":
         """Returns a copy with some fields replaced."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

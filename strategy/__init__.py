@@ -7,6 +7,7 @@ from .distributed_iterator import DistributedIterator
 from .keras_corrections import set_keras_correction
 from .mirrored_strategy import MirroredStrategy
 from .mirrored_variable import MirroredVariable
+from .multi_worker_mirrored_strategy import MultiWorkerMirroredStrategy
 from .plan import Plan
 from .replica_context import ReplicaContext
 from .sync_on_read_variable import SyncOnReadVariable
@@ -18,6 +19,7 @@ __all__ = [
     "Mirrored",
     "MirroredStrategy",
     "MirroredVariable",
+    "MultiWorkerMirroredStrategy",
     "PerReplica",
     "Plan",
     "ReplicaContext",

@@ -6,16 +6,20 @@ Every name is listed, with the reason it is needed, in tests/source/private_tens
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any, Callable, Iterator, Sequence
 
 import tensorflow as tf
 from tensorflow.core.function.polymorphism.function_type import from_structured_signature
+from tensorflow.core.protobuf.tensorflow_server_pb2 import ServerDef
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status, control_status_ctx
 from tensorflow.python.autograph.impl.api import tf_convert
 from tensorflow.python.autograph.operators.control_flow import for_loop_registry, for_stmt
 from tensorflow.python.autograph.operators.py_builtins import enumerate_registry
-from tensorflow.python.eager import record
+from tensorflow.python.checkpoint import checkpoint_management
+from tensorflow.python.checkpoint.functional_saver import MultiDeviceSaver as CheckpointWriter
+from tensorflow.python.eager import context, record
 from tensorflow.python.eager.lift_to_graph import lift_to_graph
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction, from_func_graph
@@ -33,11 +37,12 @@ OpCallback = Callable[..., Sequence[tf.Tensor] | None]
 Gradient = Callable[..., Sequence[Any]]
 
 __all__ = [
-    "AtomicFunction", "CompositeTensor", "ConcreteFunction", "CoreTensor", "FuncGraph", "Gradient",
-    "PolymorphicFunction", "ResourceVariable", "a_tape_may_record", "backward_function", "call_flat", "call_recorded",
-    "call_with_gradient", "callbacks_on_ops", "concrete_function", "convert_with_autograph", "enumerate_registry",
-    "flat_function", "for_loop_registry", "for_stmt", "lift_to_graph", "summaries_written_if", "summary_state",
-    "trace_into", "watch_variables", "written_resources",
+    "AtomicFunction", "CheckpointWriter", "CompositeTensor", "ConcreteFunction", "CoreTensor", "FuncGraph", "Gradient",
+    "PolymorphicFunction", "ResourceVariable", "a_tape_may_record", "abort_collectives", "backward_function",
+    "call_flat", "call_recorded", "call_with_gradient", "callbacks_on_ops", "checkpoint_management",
+    "concrete_function", "convert_with_autograph", "enumerate_registry", "flat_function", "for_loop_registry",
+    "for_stmt", "has_global_seed", "lift_to_graph", "runtime_has_started", "start_collectives", "summaries_written_if",
+    "summary_state", "trace_into", "watch_variables", "written_resources",
 ]
 
 
@@ -194,3 +199,41 @@ def traces_apart_by(token: Callable[[], Any]) -> None:
         return made if extra is None else made._replace(scope_type=(made.scope_type, extra))
 
     function_context.make_function_context = make_function_context
+
+
+def runtime_has_started() -> bool:
+    """Whether TensorFlow has run an op, after which its servers cannot be started any more."""
+    return context.context()._context_handle is not None
+
+
+def has_global_seed() -> bool:
+    """Whether `tf.random.set_seed` has been called."""
+    return context.global_seed() is not None
+
+
+def start_collectives(spec: tf.train.ClusterSpec, job: str, task: int, leader: str, port: int) -> None:
+    """Starts this process's gRPC server, and lets its collective ops meet those of the cluster's other processes.
+
+    Without TensorFlow's coordination service, which ends processes by its own rules; see watch.py instead.
+
+    Args:
+        spec: The cluster.
+        job: The name of this process's job.
+        task: Its number in there.
+        leader: The device prefix of the process that resolves groups of collectives.
+        port: Where to listen.
+    """
+    eager = context.context()
+    eager.configure_collective_ops(collective_leader=leader, scoped_allocator_enabled_ops=(),
+                                   device_filters=(f"/job:{job}/task:{task}",))
+    config = copy.deepcopy(eager.config)
+    config.experimental.collective_group_leader = leader
+    eager.enable_collective_ops(ServerDef(
+        cluster=spec.as_cluster_def(), default_session_config=config, job_name=job, task_index=task, protocol="grpc",
+        port=port))
+    eager.ensure_initialized()
+
+
+def abort_collectives(text: str) -> None:
+    """Fails every collective that waits, and every later one, with an UnavailableError that tells `text`."""
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, text)

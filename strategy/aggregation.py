@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..collective import ReduceOp, agree, all_reduce, broadcast
+from . import over_workers
 from .invariance import is_equal_on_all_replicas
 from .replica_scope import ReplicaScope
 from .values import is_distributed
@@ -145,21 +146,28 @@ def _slices_for_all(variable: tf.Variable, scope: ReplicaScope, method: str, val
 
 
 def combined(variable: tf.Variable, values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The value of an ON_READ variable outside of the replicas, from its copies' values.
+    """The value of an ON_READ variable outside of the replicas, from the values of all copies or of this process's.
+
+    Synchronisation: where there are several workers and these are the values of one, every worker must call.
 
     Raises:
         ValueError: The aggregation is NONE: there is no single value.
     """
-    aggregation = variable.aggregation
-    if len(variable.values) == 1 or aggregation is Aggregation.ONLY_FIRST_REPLICA:
+    aggregation, strategy = variable.aggregation, variable.distribute_strategy
+    size, workers = strategy.num_replicas_in_sync, strategy.extended.workers
+    if len(values) == size:
+        workers = None
+    if size == 1:
         return values[0]
+    if aggregation is Aggregation.ONLY_FIRST_REPLICA:
+        return over_workers.broadcast(workers, values[0], 0, variable.name)
     if aggregation is Aggregation.NONE:
         raise ValueError(
             f"Variable {variable.name!r}: it was read outside of `strategy.run`. It has synchronization ON_READ and "
-            f"aggregation NONE, so its {len(variable.values)} copies have no single value. Read the copies with "
+            f"aggregation NONE, so its {size} copies have no single value. Read the copies with "
             "`strategy.experimental_local_results(variable)`, or give it an aggregation.")
-    total = tf.add_n(values)
-    return total / len(values) if aggregation is Aggregation.MEAN else total
+    total = over_workers.reduced(workers, ReduceOp.SUM, tf.add_n(values), variable.name)
+    return total / size if aggregation is Aggregation.MEAN else total
 
 
 def check_write_from_outside(variable: tf.Variable, method: str) -> None:

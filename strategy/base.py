@@ -8,14 +8,16 @@ from typing import Any, Callable, Sequence
 import tensorflow as tf
 from absl import logging
 
-from ..collective import CollectiveOptions, ReduceOp
-from . import keras_corrections, py_functions, replica_scope
+from ..collective import CollectiveOptions, ReduceOp, WorkerGroup
+from ..collective.options import is_integer
+from . import keras_corrections, over_workers, py_functions, replica_scope
 from .cross_replica import combine_along, combine_components, gather_components, gather_local_results
 from .distributed_dataset import DistributedDataset
 from .engine import Engine
 from .extended import ReplicatedExtended
 from .plan import Plan
 from .values import PerReplica, is_distributed
+from .worker_input import LONGEST
 
 
 class Strategy(tf.distribute.Strategy):
@@ -29,16 +31,18 @@ class Strategy(tf.distribute.Strategy):
     (True, 2)
 
     Args:
-        devices: Full names of the replicas' devices.
+        devices: Full names of the devices of this process's replicas.
         options: How the replicas exchange tensors; None takes the defaults.
+        workers: Where the workers meet, None if there is one.
     """
 
-    def __init__(self, devices: Sequence[str], options: CollectiveOptions | None = None):
+    def __init__(self, devices: Sequence[str], options: CollectiveOptions | None = None,
+                 workers: WorkerGroup | None = None):
         if options is None:
             options = CollectiveOptions()
         if not isinstance(options, CollectiveOptions):
             raise TypeError(f"{type(self).__name__}: `options` is {options!r}. Expected a lockstep.CollectiveOptions.")
-        super().__init__(ReplicatedExtended(self, devices, options))
+        super().__init__(ReplicatedExtended(self, devices, options, workers))
         self._engine = Engine(self)
         keras_corrections.install()
         py_functions.install()
@@ -47,7 +51,7 @@ class Strategy(tf.distribute.Strategy):
         """A strategy of its own on the same devices; variables stay with the strategy under which they were made."""
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        Strategy.__init__(other, self.extended.worker_devices, self.options)
+        Strategy.__init__(other, self.extended.worker_devices, self.options, self.extended.workers)
         for name, value in self.__dict__.items():
             if name not in other.__dict__:
                 setattr(other, name, copy.deepcopy(value, memo))
@@ -99,7 +103,7 @@ class Strategy(tf.distribute.Strategy):
     def _run_on_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
         """`run` without its checks, also for a function given to `merge_call`."""
         keras_corrections.install()
-        with self.scope():
+        with self.scope(), over_workers.naming_the_peer(self.extended.workers):
             return self._engine.run(fn, args, kwargs or {})
 
     def _check_run(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -158,17 +162,19 @@ class Strategy(tf.distribute.Strategy):
         self._require_cross_replica("reduce")
         op = ReduceOp.of(reduce_op)
         size = len(self.extended.worker_devices)
+        workers = self.extended.workers
 
         def reduce_leaf(leaf: Any) -> Any:
             if axis is None:
-                return combine_components(op, leaf, size, "reduce")
-            return combine_along(op, leaf, axis, size, "reduce")
+                return combine_components(op, leaf, size, "reduce", workers)
+            return combine_along(op, leaf, axis, size, "reduce", workers)
 
         scope = replica_scope.current()
         if scope is not None and scope.in_merge_call:
             if axis is None:
                 return tf.nest.map_structure(lambda leaf: self.extended.reduce_to(op, leaf, leaf), value)
             value = tf.nest.map_structure(lambda leaf: PerReplica(gather_local_results(scope.member, leaf)), value)
+            workers = None  # The replicas of all workers are there.
         return tf.nest.map_structure(reduce_leaf, value)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -194,17 +200,82 @@ class Strategy(tf.distribute.Strategy):
         if scope is not None and scope.in_merge_call:
             return tf.nest.map_structure(lambda leaf: self.extended._gather_to_implementation(leaf, "", axis, None),
                                          value)
-        return tf.nest.map_structure(lambda leaf: gather_components(leaf, axis), value)
+        size, workers = len(self.extended.worker_devices), self.extended.workers
+        return tf.nest.map_structure(lambda leaf: gather_components(leaf, axis, size, workers), value)
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers, processes, that train together."""
+        return 1 if self.extended.workers is None else self.extended.workers.size
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the chief: the worker that writes what is written once."""
+        return self.extended.is_chief
+
+    def barrier(self, name: str) -> None:
+        """Waits until every worker has come here; returns at once where there is one worker.
+
+        Synchronisation: every worker must call, with the same name, outside of `tf.function`.
+
+        Args:
+            name: Tells barriers apart, in errors too.
+
+        Raises:
+            RuntimeError: Called in a replica context.
+            PeerError: A worker failed, left, or is somewhere else.
+        """
+        self._require_cross_replica("barrier")
+        over_workers.reduced(self.extended.workers, ReduceOp.SUM, tf.constant(0), f"barrier {name!r}")
+
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """Gives every worker what worker `root` has: a decision, a seed, a file name.
+
+        Synchronisation: every worker must call.
+
+        >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> float(strategy.broadcast(0.5))
+        0.5
+
+        Args:
+            value: A nest of tensors, or of what becomes one, of the same structure and dtypes on all workers; shapes
+            may
+                differ.
+            root: The worker's number; 0 is the chief.
+
+        Returns:
+            The nest of `root`, as tensors.
+
+        Raises:
+            RuntimeError: Called in a replica context.
+            ValueError: There is no worker `root`.
+            PeerError: A worker failed, left, or is somewhere else.
+        """
+        self._require_cross_replica("broadcast")
+        if not is_integer(root) or not 0 <= root < self.num_workers:
+            raise ValueError(f"`broadcast`: `root` is {root!r}. Expected the number of a worker, 0 to "
+                             f"{self.num_workers - 1}.")
+        tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
+        parts = over_workers.all_parts(self.extended.workers, [tensors], "`broadcast`", one_per_worker=True)
+        return tf.nest.pack_sequence_as(value, list(parts[root]))
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset,
-                                        options: tf.distribute.InputOptions | None = None) -> DistributedDataset:
-        """Splits the global batches of `dataset` among the replicas, see `DistributedDataset`."""
-        return self.extended._experimental_distribute_dataset(dataset, options)
+                                        options: tf.distribute.InputOptions | None = None,
+                                        ends_with: str = LONGEST) -> DistributedDataset:
+        """Splits the global batches of `dataset` among the replicas of all workers, see `DistributedDataset`.
+
+        Synchronisation: every worker must call.
+        """
+        return self.extended._experimental_distribute_dataset(dataset, options, ends_with)
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-                                          options: tf.distribute.InputOptions | None = None) -> DistributedDataset:
-        """Distributes a dataset of per-replica batches that `dataset_fn` makes, see `DistributedDataset`."""
-        return self.extended._distribute_datasets_from_function(dataset_fn, options)
+                                          options: tf.distribute.InputOptions | None = None,
+                                          ends_with: str = LONGEST) -> DistributedDataset:
+        """Distributes a dataset of per-replica batches that `dataset_fn` makes, see `DistributedDataset`.
+
+        Synchronisation: every worker must call.
+        """
+        return self.extended._distribute_datasets_from_function(dataset_fn, options, ends_with)
 
     def _options_for(self, options: Any) -> CollectiveOptions:
         """The options of one call."""

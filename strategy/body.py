@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..collective import QueueMember
 from ..collective.local import Channel
-from . import empty_batches, replica_scope
+from . import activity, empty_batches, replica_scope
 from ._tf import (
     AtomicFunction,
     ConcreteFunction,
@@ -156,7 +156,8 @@ def trace_body(strategy: tf.distribute.Strategy, name: str, arguments: Arguments
                 return []
         return tensors
 
-    trace_into(graph, step, arguments.signature, automatic_control_dependencies=True)
+    with activity.busy(f"tracing {name}"):
+        trace_into(graph, step, arguments.signature, automatic_control_dependencies=True)
     sharing = order_shared_state(graph, extended.turns) if member.size > 1 else Sharing.NOTHING
     function = concrete_function(graph, NOT_INLINED)
     structure, shapes = traced[0]

@@ -9,10 +9,11 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
-from ..collective import Member, ReduceOp, agree
+from ..collective import Member, ReduceOp, WorkerGroup, agree
 from ..collective.all_gather import all_components, checked_axis, same_bits
 from ..collective.options import is_integer
 from ..collective.reduce_op import combine, combine_slices, mean_of_total
+from . import over_workers
 from .invariance import is_equal_on_all_replicas
 from .replica_scope import ReplicaScope
 from .values import Mirrored, PerReplica, components
@@ -26,40 +27,64 @@ _BY_AXIS = {
 }
 
 
-def combine_components(op: ReduceOp, value: Any, size: int, where: str) -> Any:
+def combine_components(op: ReduceOp, value: Any, size: int, where: str, workers: WorkerGroup | None = None) -> Any:
     """Reduces a value elementwise over its components.
+
+    Args:
+        op: How to reduce.
+        value: A per-replica value, or one value, which stands for equal ones on all of this process's replicas.
+        size: Number of replicas in this process.
+        where: The caller, for error texts.
+        workers: The workers, each of which brings the components of its own replicas.
 
     Raises:
         ValueError: SUM or PROD of a single value while there are several replicas.
     """
-    parts = _parts(op, value, size, where)
+    parts = _parts(op, value, size, where, workers)
     if isinstance(parts[0], tf.IndexedSlices):
-        return combine_slices(op, parts, f"`{where}`")
+        return _combined_slices(op, parts, where, workers)
     tensors = [_dense(part, where) for part in parts]
     op.check_dtype(tensors[0].dtype, f"`{where}`")
+    if workers is not None and not isinstance(value, Mirrored):
+        _check_shapes(tensors, where, "with `axis=None`")
+        wide = [tf.cast(tensor, op.result_dtype(tensor.dtype)) for tensor in tensors]
+        total = over_workers.reduced(workers, op, combine(ReduceOp.SUM if op is ReduceOp.MEAN else op, wide), where)
+        return mean_of_total(total, workers.num_replicas) if op is ReduceOp.MEAN else total
     if len(tensors) == 1:
         return tf.cast(tensors[0], op.result_dtype(tensors[0].dtype)) if tensors[0].dtype.is_integer else tensors[0]
     _check_shapes(tensors, where, "with `axis=None`")
     return combine(op, tensors)
 
 
-def combine_along(op: ReduceOp, value: Any, axis: int | Sequence[int], size: int, where: str) -> Any:
+def _combined_slices(op: ReduceOp, parts: Sequence[Any], where: str, workers: WorkerGroup | None) -> tf.IndexedSlices:
+    if workers is None:
+        return combine_slices(op, parts, f"`{where}`")
+    op.check_sparse(f"`{where}`")
+    local = combine_slices(ReduceOp.SUM, parts, f"`{where}`")
+    joined = over_workers.joined_slices(workers, local, where)
+    if op is ReduceOp.SUM:
+        return joined
+    return tf.IndexedSlices(mean_of_total(joined.values, workers.num_replicas), joined.indices, joined.dense_shape)
+
+
+def combine_along(op: ReduceOp, value: Any, axis: int | Sequence[int], size: int, where: str,
+                  workers: WorkerGroup | None = None) -> Any:
     """Reduces a value over its components and along `axis`; MEAN divides by what all components really have."""
-    parts = [_dense(part, where) for part in _parts(op, value, size, where)]
+    parts = [_dense(part, where) for part in _parts(op, value, size, where, workers)]
     op.check_dtype(parts[0].dtype, f"`{where}`")
     axes = [checked_reduction_axis(parts[0], one, where) for one in _axes(axis, where)]
     if len(set(axes)) < len(axes):
         raise ValueError(f"`{where}`: `axis` is {axis!r}, which names an axis twice. Name each axis once.")
     reduced = [_BY_AXIS[op](part, axis=axes) for part in parts]
     _check_shapes(reduced, where, f"after reducing along {axis}")
-    total = combine(ReduceOp.SUM if op is ReduceOp.MEAN else op, reduced)
+    total = over_workers.reduced(workers, op, combine(ReduceOp.SUM if op is ReduceOp.MEAN else op, reduced), where)
     if op is not ReduceOp.MEAN:
         return total
     counts = [tf.reduce_prod(tf.gather(tf.shape(part, tf.int64), axes)) for part in parts]
-    return mean_of_total(total, tf.add_n(counts))
+    return mean_of_total(total, over_workers.reduced(workers, ReduceOp.SUM, tf.add_n(counts), f"{where}: rows"))
 
 
-def gather_components(value: Any, axis: int) -> tf.Tensor:
+def gather_components(value: Any, axis: int, size: int = 1, workers: WorkerGroup | None = None) -> tf.Tensor:
     """Concatenates the components along `axis`, in the order of the replicas; one value is returned as it is.
 
     Raises:
@@ -69,11 +94,17 @@ def gather_components(value: Any, axis: int) -> tf.Tensor:
     parts = [_dense(part, "gather") for part in _components_of(value)]
     axis = checked_axis(parts[0], axis, "gather")
     for replica, part in enumerate(parts[1:], start=1):
+        if part.dtype != parts[0].dtype:
+            raise TypeError(f"`gather`: replica {replica} has dtype {part.dtype.name}, replica 0 has "
+                            f"{parts[0].dtype.name}. All must have one dtype.")
         others = [None if index == axis else dim for index, dim in enumerate(part.shape)]
         if not tf.TensorShape(others).is_compatible_with(
                 [None if index == axis else dim for index, dim in enumerate(parts[0].shape)]):
             raise ValueError(f"`gather`: replica {replica} has shape {part.shape}, replica 0 has {parts[0].shape}. "
                              f"Only the sizes along axis {axis} may differ.")
+    if workers is not None:
+        own = [[part] for part in _expanded(parts, size)]
+        parts = [part for part, in over_workers.all_parts(workers, own, "`gather`")]
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 
@@ -149,7 +180,7 @@ def sum_of_gradients(gradients: Sequence[Any]) -> Any:
     return tf.add_n([tf.convert_to_tensor(part) for part in parts])
 
 
-def _parts(op: ReduceOp, value: Any, size: int, where: str) -> Sequence[Any]:
+def _parts(op: ReduceOp, value: Any, size: int, where: str, workers: WorkerGroup | None = None) -> Sequence[Any]:
     is_per_replica = isinstance(value, tf.distribute.DistributedValues)
     parts = _components_of(value)
     if len(parts) < size and op in (ReduceOp.SUM, ReduceOp.PROD):
@@ -161,7 +192,12 @@ def _parts(op: ReduceOp, value: Any, size: int, where: str) -> Sequence[Any]:
     # Equal components: their mean, minimum and maximum is any of them.
     if isinstance(value, Mirrored) and is_per_replica and op in (ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX):
         return parts[:1]
-    return parts
+    return parts if workers is None else _expanded(parts, size)
+
+
+def _expanded(parts: Sequence[Any], size: int) -> Sequence[Any]:
+    """One component for each replica of this process: one value is that of all."""
+    return list(parts) * size if len(parts) < size else parts
 
 
 def _components_of(value: Any) -> Sequence[Any]:

@@ -6,7 +6,7 @@ from typing import Sequence
 
 import tensorflow as tf
 
-from ..collective.local import runs_on_host
+from ..collective.queue_member import runs_on_host
 
 
 def replica_devices(devices: Sequence[str] | None) -> tuple[str, ...]:

@@ -16,11 +16,13 @@ from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
+from ..collective import WorkerGroup
+from . import worker_input
 from ._tf import enumerate_registry, for_loop_registry, for_stmt
 from .device_buffer import component_devices
 from .distributed_iterator import DistributedIterator, refuse_in_replica_context
 from .split_batch import check_batch_spec, check_row_specs
-from .step_pipeline import grouped_steps, split_steps
+from .step_pipeline import empty_step, grouped_steps, relaxed_parts, split_steps
 
 
 class DistributedDataset(tf.distribute.DistributedDataset):
@@ -34,7 +36,8 @@ class DistributedDataset(tf.distribute.DistributedDataset):
     Iterate it in Python or inside `tf.function`, where `break` and `enumerate` work too. It is not a
     `tf.data.Dataset`: transform the dataset first, then distribute it.
 
-    Synchronisation: none, each process reads its own data.
+    Synchronisation: every worker makes it, once its program gets there. Iterating needs none, unless each worker reads
+    data of its own whose length is not known beforehand: then every worker must ask for every element.
 
     >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> dataset = tf.data.Dataset.range(6).batch(3)
@@ -52,17 +55,22 @@ class DistributedDataset(tf.distribute.DistributedDataset):
             `experimental_fetch_to_device=False` parts stay on the host. None is `tf.distribute.InputOptions()`.
         per_replica_batches: The elements are per-replica batches already, and as many consecutive ones as there are
             replicas make one step, see `from_function`.
+        workers: Where the workers meet, None if there is one. Which rows are whose: see worker_input.py.
+        ends_with: Where each worker reads data of its own: "longest" goes on, with zero rows for workers whose data
+        have
+            ended, until all have; "shortest" stops at the first end.
 
     Raises:
         TypeError: `dataset` is no `tf.data.Dataset`, an element holds something that cannot be split into rows, or
             `options` is of another type.
         ValueError: An element holds a scalar (the dataset is not batched), its tensors have different static row
-            counts, `devices` is empty, or the buffer size is negative.
+            counts, `devices` is empty, the buffer size is negative, or `ends_with` is unknown.
         NotImplementedError: `options` asks for PER_REPLICA replication or to place the dataset on a device.
     """
 
     def __init__(self, dataset: tf.data.Dataset, devices: Sequence[str],
-                 options: tf.distribute.InputOptions | None = None, *, per_replica_batches: bool = False):
+                 options: tf.distribute.InputOptions | None = None, *, per_replica_batches: bool = False,
+                 workers: WorkerGroup | None = None, ends_with: str = worker_input.LONGEST):
         where = "`experimental_distribute_dataset`"
         if per_replica_batches:
             where = "`distribute_datasets_from_function`"
@@ -70,21 +78,43 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         options = _checked_options(options, where)
         if not devices:
             raise ValueError(f"{where}: `devices` is empty. There must be a replica. Name one device for each.")
+        if ends_with not in (worker_input.LONGEST, worker_input.SHORTEST):
+            raise ValueError(f"{where}: `ends_with` is {ends_with!r}. Expected 'longest' or 'shortest'.")
         buffer_size = options.experimental_per_replica_buffer_size
+        (check_row_specs if per_replica_batches else check_batch_spec)(dataset.element_spec, where)
+        self._agreed_end = ""
         if per_replica_batches:
-            check_row_specs(dataset.element_spec, where)
             self._steps, self._element_spec = grouped_steps(dataset, len(devices), buffer_size)
-        else:
-            check_batch_spec(dataset.element_spec, where)
+        elif workers is None:
             self._steps, self._element_spec = split_steps(dataset, len(devices), buffer_size)
+        elif worker_input.reads_its_own(dataset):
+            own = worker_input.own_batches(dataset, workers, where)
+            self._steps, self._element_spec = split_steps(own, len(devices), buffer_size)
+        else:
+            worker_input.check_same_batches(dataset, workers, where)
+            own_replicas = slice(workers.first_replica, workers.first_replica + len(devices))
+            self._steps, self._element_spec = split_steps(dataset, workers.num_replicas, buffer_size, own_replicas)
+        if workers is not None and (per_replica_batches or worker_input.reads_its_own(dataset)):
+            self._align(workers, ends_with, where)
         self._devices = component_devices(
             self._element_spec, devices if options.experimental_fetch_to_device else [""] * len(devices))
         self._buffer_size = buffer_size
 
+    def _align(self, workers: WorkerGroup, ends_with: str, where: str) -> None:
+        """Lets the workers, each of which reads data of its own, end together."""
+        if int(self._steps.cardinality()) != tf.data.INFINITE_CARDINALITY:
+            self._element_spec = relaxed_parts(self._element_spec)
+        self._steps, end_together = worker_input.aligned(
+            self._steps, empty_step(self._element_spec), workers, ends_with, where)
+        if not end_together:
+            self._agreed_end = ends_with
+
     @classmethod
     def from_function(cls, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
                       devices: Sequence[str], options: tf.distribute.InputOptions | None = None,
-                      input_context: tf.distribute.InputContext | None = None) -> "DistributedDataset":
+                      input_context: tf.distribute.InputContext | None = None, *,
+                      workers: WorkerGroup | None = None,
+                      ends_with: str = worker_input.LONGEST) -> "DistributedDataset":
         """Distributes per-replica batches: n consecutive elements make one step of n replicas.
 
         Where a finite dataset ends in the middle of a step, the replicas that are left without an element get one
@@ -94,7 +124,9 @@ class DistributedDataset(tf.distribute.DistributedDataset):
             dataset_fn: Called once with the input context; returns a `tf.data.Dataset` of per-replica batches.
             devices: The device of each replica, in their order.
             options: As for the class.
-            input_context: What `dataset_fn` is given; by default one pipeline that feeds all of `devices`.
+            input_context: What `dataset_fn` is given; by default one pipeline for each worker.
+            workers: As for the class.
+            ends_with: As for the class.
 
         Raises:
             TypeError: `dataset_fn` is not callable or returns no `tf.data.Dataset`, and as for the class.
@@ -108,8 +140,11 @@ class DistributedDataset(tf.distribute.DistributedDataset):
                 "`experimental_distribute_dataset`.")
         if input_context is None:
             input_context = tf.distribute.InputContext(
-                num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=len(devices))
-        return cls(dataset_fn(input_context), devices, options, per_replica_batches=True)
+                num_input_pipelines=1 if workers is None else workers.size,
+                input_pipeline_id=0 if workers is None else workers.rank,
+                num_replicas_in_sync=len(devices) if workers is None else workers.num_replicas)
+        return cls(dataset_fn(input_context), devices, options, per_replica_batches=True, workers=workers,
+                   ends_with=ends_with)
 
     @property
     def element_spec(self) -> Any:
@@ -138,7 +173,8 @@ class DistributedDataset(tf.distribute.DistributedDataset):
             RuntimeError: Called inside `strategy.run`.
         """
         refuse_in_replica_context("iter(distributed_dataset)")
-        return DistributedIterator.over(self._steps, self._element_spec, self._devices, self._buffer_size)
+        return DistributedIterator.over(self._steps, self._element_spec, self._devices, self._buffer_size,
+                                        self._agreed_end)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Calls `state = reduce_func(state, element)` for every element and returns the last state.

@@ -14,9 +14,10 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
+from . import worker_input
 from .device_buffer import DeviceBuffer, place
 from .distributed_optional import DistributedOptional, DistributedOptionalSpec
-from .step_pipeline import pack
+from .step_pipeline import empty_step, pack
 
 # A Python loop over an iterator inside `tf.function` unrolls without end; nobody unrolls so many steps on purpose.
 _MAX_NEXT_CALLS_WHILE_TRACING = 1000
@@ -49,7 +50,7 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
 
     @classmethod
     def over(cls, dataset: tf.data.Dataset, element_spec: Any, devices: Sequence[str],
-             buffer_size: int) -> "DistributedIterator":
+             buffer_size: int, agreed_end: str = "") -> "DistributedIterator":
         """A new iterator over a dataset of steps.
 
         Args:
@@ -58,10 +59,11 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
             devices: The device of each component of a step, "" for the host.
             buffer_size: How many steps wait on devices other than the host. An iterator made inside `tf.function`
                 keeps none.
+            agreed_end: How the workers agree on every step, "" if they need not, see `worker_input.agreed_step`.
         """
         steps = iter(dataset)
-        capacity = buffer_size if any(devices) and tf.executing_eagerly() else 0
-        spec = DistributedIteratorSpec(element_spec, devices, capacity, dataset.element_spec)
+        capacity = buffer_size if any(devices) and tf.executing_eagerly() and not agreed_end else 0
+        spec = DistributedIteratorSpec(element_spec, devices, capacity, dataset.element_spec, agreed_end)
         buffer = DeviceBuffer.create(dataset.element_spec, devices, capacity) if capacity else None
         return cls(steps, spec, buffer)
 
@@ -78,6 +80,8 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
             RuntimeError: Called inside `strategy.run`.
         """
         refuse_in_replica_context("get_next")
+        if self._spec.agreed_end:
+            return self._agreed_element()
         if self._buffer is not None:
             return pack(self._spec.element_spec, self._buffer.get_next(self._steps))
         return pack(self._spec.element_spec, place(self._steps.get_next(), self._spec.devices))
@@ -92,10 +96,22 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
         if self._buffer is not None:
             optionals = self._buffer.get_next_as_optional(self._steps)
         else:
-            optionals = (self._steps.get_next_as_optional(),)
+            optionals = (self._next_step(),)
         specs = [tf.OptionalSpec(optional.element_spec) for optional in optionals]
         return DistributedOptional(
             optionals, DistributedOptionalSpec(self._spec.element_spec, self._spec.devices, specs))
+
+    def _next_step(self) -> tf.experimental.Optional:
+        optional = self._steps.get_next_as_optional()
+        if not self._spec.agreed_end:
+            return optional
+        return worker_input.agreed_step(optional, empty_step(self._spec.element_spec), self._spec.agreed_end)
+
+    def _agreed_element(self) -> Any:
+        step = self._next_step()
+        if tf.executing_eagerly() and not bool(step.has_value()):
+            raise tf.errors.OutOfRangeError(None, None, "DistributedIterator: there is no other element.")
+        return pack(self._spec.element_spec, place(step.get_value(), self._spec.devices))
 
     def __iter__(self) -> "DistributedIterator":
         return self
@@ -141,22 +157,25 @@ class DistributedIteratorSpec(tf.TypeSpec):
         devices: The device of each of their flat components, "" for the host.
         capacity: How many steps wait on the devices.
         step_spec: The specs of a step's tensors.
+        agreed_end: How the workers agree on every step, "" if they need not.
     """
 
-    __slots__ = ["element_spec", "devices", "_capacity", "_step_spec"]
+    __slots__ = ["element_spec", "devices", "agreed_end", "_capacity", "_step_spec"]
 
-    def __init__(self, element_spec: Any, devices: Sequence[str], capacity: int, step_spec: Sequence[tf.TensorSpec]):
+    def __init__(self, element_spec: Any, devices: Sequence[str], capacity: int, step_spec: Sequence[tf.TensorSpec],
+                 agreed_end: str = ""):
         self.element_spec = element_spec
         self.devices = tuple(devices)
         self._capacity = capacity
         self._step_spec = tuple(step_spec)
+        self.agreed_end = agreed_end
 
     @property
     def value_type(self) -> type:
         return DistributedIterator
 
     def _serialize(self) -> tuple[Any, ...]:
-        return self.element_spec, self.devices, self._capacity, self._step_spec
+        return self.element_spec, self.devices, self._capacity, self._step_spec, self.agreed_end
 
     @property
     def _component_specs(self) -> tuple[Any, ...]:

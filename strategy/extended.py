@@ -8,12 +8,28 @@ from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
-from ..collective import CollectiveOptions, Copies, Member, QueueMember, Queues, ReduceOp, SoloMember, all_gather
+from ..collective import (
+    CollectiveOptions,
+    Copies,
+    Member,
+    QueueMember,
+    Queues,
+    ReduceOp,
+    SoloMember,
+    WorkerGroup,
+    all_gather,
+)
 from ..collective import all_reduce as all_reduce_values
 from ..collective.turns import Turns
-from . import replica_scope
+from . import over_workers, replica_scope
 from ._tf import convert_with_autograph
-from .cross_replica import combine_components, equal_arguments, gather_components, gather_local_results
+from .cross_replica import (
+    combine_components,
+    equal_arguments,
+    gather_components,
+    gather_local_results,
+    sum_of_gradients,
+)
 from .devices import ReplicaPins
 from .distributed_dataset import DistributedDataset
 from .mirrored_variable import MirroredVariable
@@ -22,6 +38,7 @@ from .replica_context import ReplicaContext
 from .replicated_variable import ReplicatedVariable
 from .values import Mirrored, PerReplica, components, is_distributed, regroup, select
 from .variable_creation import create_variable
+from .worker_input import LONGEST
 
 
 class ReplicatedExtended(tf.distribute.StrategyExtended):
@@ -29,11 +46,13 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
 
     Args:
         strategy: The strategy that this belongs to.
-        devices: Full names of the replicas' devices.
+        devices: Full names of the devices of this process's replicas.
         options: The strategy's collective options.
+        workers: Where the workers meet, None if there is one.
 
     Attributes:
         options: The collective options.
+        workers: Where the workers meet, None if there is one.
         queues: Where the replicas of a launch meet.
         traced_member: The seat of "the replica that runs this body".
         random_streams: The streams of the random ops in traced steps.
@@ -41,9 +60,11 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         reporting_model: The Keras model whose metrics the step that was traced last reports, see keras_trainer.py.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, devices: Sequence[str], options: CollectiveOptions):
+    def __init__(self, strategy: tf.distribute.Strategy, devices: Sequence[str], options: CollectiveOptions,
+                 workers: WorkerGroup | None = None):
         super().__init__(strategy)
         self._devices = tuple(devices)
+        self.workers = workers
         self.options = options
         self.reporting_model: Any = None
         self.replica_pins = ReplicaPins(devices)
@@ -60,15 +81,16 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         return Turns(f"{self.queues.name}/turns", len(self._devices), self)
 
     def _make_traced_member(self) -> Member:
-        if len(self._devices) == 1:
+        if self._num_replicas_in_sync == 1:
             return SoloMember(self._devices)
         self._replica_ids = []
         for index, device in enumerate(self._devices):
             with tf.device(device):
-                self._replica_ids.append(tf.Variable(index, trainable=False, dtype=tf.int32, name="replica_id"))
+                self._replica_ids.append(tf.Variable(self.first_replica + index, trainable=False, dtype=tf.int32,
+                                                     name="replica_id"))
         self._replica_id_copies = Copies([copy.handle for copy in self._replica_ids], "replica_id", self,
                                          is_equal=False)
-        return QueueMember(self._devices, self._replica_ids[0], self.queues)
+        return QueueMember(self._devices, self._replica_ids[0], self.queues, self.workers)
 
     # What there is.
 
@@ -84,7 +106,17 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return len(self._devices)
+        return len(self._devices) if self.workers is None else self.workers.num_replicas
+
+    @property
+    def first_replica(self) -> int:
+        """The rank, among all replicas, of the first one of this process."""
+        return 0 if self.workers is None else self.workers.first_replica
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes what is written once."""
+        return self.workers is None or self.workers.rank == 0
 
     @property
     def should_checkpoint(self) -> bool:
@@ -94,7 +126,7 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
     @property
     def should_save_summary(self) -> bool:
         """Whether this process writes summaries."""
-        return True
+        return self.is_chief
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -105,16 +137,16 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         return True
 
     def _in_multi_worker_mode(self) -> bool:
-        return False
+        return self.workers is not None
 
     def _use_merge_call(self) -> bool:
         return False
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
-        return replica_id_in_sync_group
+        return replica_id_in_sync_group - self.first_replica
 
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
-        return replica_id
+        return replica_id + self.first_replica
 
     # Variables.
 
@@ -162,7 +194,8 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         scope = replica_scope.current()
         if scope is not None:
             return all_reduce_values(scope.member, op, [value], self._container_strategy()._options_for(options))[0]
-        return self.broadcast_to(combine_components(op, value, len(self._devices), "extended.reduce_to"), destinations)
+        combined = combine_components(op, value, len(self._devices), "extended.reduce_to", self.workers)
+        return self.broadcast_to(combined, destinations)
 
     def batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]],
                         options: Any = None) -> list[Any]:
@@ -205,7 +238,11 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         scope = replica_scope.current()
         if scope is not None:
             return all_gather(scope.member, tf.convert_to_tensor(value), axis)
-        return self.broadcast_to(gather_components(value, axis), destinations)
+        return self.broadcast_to(gather_components(value, axis, len(self._devices), self.workers), destinations)
+
+    def total_gradient(self, gradients: Sequence[Any]) -> Any:
+        """The gradient of a variable from those of its copies: the sum over all replicas, None where there is none."""
+        return over_workers.total_gradient(self.workers, sum_of_gradients(gradients), "`strategy.run`: gradient")
 
     # Running code for each copy or each replica.
 
@@ -268,13 +305,16 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
 
     # Input.
 
-    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> DistributedDataset:
-        return DistributedDataset(dataset, self._devices, options)
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any, ends_with: str = LONGEST
+                                         ) -> DistributedDataset:
+        return DistributedDataset(dataset, self._devices, options, workers=self.workers, ends_with=ends_with)
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable[[tf.distribute.InputContext], Any],
-                                           options: Any) -> DistributedDataset:
-        return DistributedDataset.from_function(dataset_fn, self._devices, options)
+                                           options: Any, ends_with: str = LONGEST) -> DistributedDataset:
+        return DistributedDataset.from_function(dataset_fn, self._devices, options, workers=self.workers,
+                                                ends_with=ends_with)
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[[Any], Any]) -> PerReplica:
-        size = len(self._devices)
-        return PerReplica([value_fn(tf.distribute.experimental.ValueContext(index, size)) for index in range(size)])
+        first, size = self.first_replica, self._num_replicas_in_sync
+        return PerReplica([value_fn(tf.distribute.experimental.ValueContext(first + index, size))
+                           for index in range(len(self._devices))])

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ..collective import Copies
 from ..collective._tf import ANNOTATION, SHARED_RESULTS
+from . import replica_scope
 from ._tf import FuncGraph
 
 SHARED_INPUT = "_lockstep_shared_input"
@@ -42,7 +43,10 @@ def is_equal_on_all_replicas(tensor: tf.Tensor) -> bool:
             source = _source(at)
             if source is None:
                 return False
-            if source is not SHARED_INPUT:
+            if source is SHARED_INPUT:
+                if _spans_workers():
+                    return False
+            else:
                 todo.append(source)
             continue
         if op.op_def is not None and op.op_def.is_stateful and op.type not in _READS:
@@ -88,10 +92,16 @@ def _source(placeholder: tf.Tensor) -> tf.Tensor | str | None:
     return None
 
 
+def _spans_workers() -> bool:
+    """Whether the step runs on several workers: each is given tensors by a program of its own."""
+    scope = replica_scope.current()
+    return scope is not None and scope.strategy.extended.workers is not None
+
+
 def _is_equal_capture(eager: tf.Tensor) -> bool:
     """An eager tensor is a constant; a handle leads to a resource, which must not be a replica's own."""
     if eager.dtype != tf.resource:
-        return eager.dtype != tf.variant
+        return eager.dtype != tf.variant and not _spans_workers()
     copies = Copies.of(eager)
     # State that exists once may be changed by the replicas in turn, and then they read different values.
     return copies.is_equal if copies is not None else getattr(eager, "_lockstep_queue", False)

@@ -60,7 +60,8 @@ class Launch:
         self._body = body
         self._devices = strategy.extended.worker_devices
         self._captures = [replica_captures(strategy, capture) for capture in body.graph.external_captures]
-        if len(self._devices) == 1:
+        self._is_alone = strategy.num_replicas_in_sync == 1
+        if self._is_alone:
             self._function = body.function
         else:
             self._function = self._build(strategy)
@@ -170,7 +171,7 @@ class Launch:
             By local replica: its flat outputs.
         """
         flat = [tensor for replica in tensors for tensor in replica]
-        if len(self._devices) == 1:
+        if self._is_alone:
             return [list(call_recorded(self._function, flat))]
         watch_variables(self._body.graph.variables)
         outputs = call_with_gradient(self._function, flat, gradient)

@@ -44,5 +44,6 @@ def naming_the_replica(strategy: tf.distribute.Strategy) -> Iterator[None]:
             raise
         index = int(replica.group(1))
         device = strategy.extended.worker_devices[index]
+        index += strategy.extended.first_replica
         raise type(error)(error.node_def, error.op,
                           f"`strategy.run`: replica {index} ({device}) raised: {message}") from error

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from ._tf import FuncGraph, backward_function, call_flat, concrete_function, flat_function, trace_into
 from .body import NOT_INLINED, Body, Outputs, as_any_replica
-from .cross_replica import sum_of_gradients
 from .launch import Launch
 from .shared_state import order_shared_state
 
@@ -34,6 +33,7 @@ class DifferentiableLaunch:
 
     def __init__(self, strategy: tf.distribute.Strategy, body: Body):
         self._graph = graph = body.graph
+        self._total_gradient = strategy.extended.total_gradient
         self._num_results = len(body.result_shapes)
         self._num_inputs = len(graph.inputs) - len(graph.internal_captures)
         results = list(graph.outputs)
@@ -92,7 +92,7 @@ class DifferentiableLaunch:
         gradients = [self._gradients.pack(flat)
                      for flat in self._backward_launch.call_flat(tensors, no_second_gradient)]
         of_inputs = [gradient for own in gradients for gradient in own[:self._num_inputs]]
-        of_captures = {id(capture): sum_of_gradients([own[self._num_inputs + index] for own in gradients])
+        of_captures = {id(capture): self._total_gradient([own[self._num_inputs + index] for own in gradients])
                        for index, capture in enumerate(self._graph.external_captures)}
         return of_inputs + [of_captures.get(id(capture)) for capture in self._forward.captured_inputs]
 

@@ -15,8 +15,10 @@ from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
-from ..collective import CollectiveMismatchError, Exchange, Member
-from ..collective.member import Combine, Verdict
+from ..collective import CollectiveMismatchError, Exchange, Member, ReduceOp
+from ..collective.member import Combine, Parts, Verdict
+from ..collective.queue_member import broadcast_over_workers, reduce_over_workers
+from ..collective.sites import place_of
 from . import replica_scope
 from ._tf import callbacks_on_ops, convert_with_autograph, summaries_written_if, summary_state
 from .function_key import Closure
@@ -183,7 +185,7 @@ class _Replica:
         # A new thread is eager. Not tf.init_scope: it would stop the recording of the step's gradient tapes.
         graph = self._graph.as_default() if self._graph is not None else contextlib.nullcontext()
         with graph, self._strategy.scope(), tf.device(device), tf.name_scope(f"replica_{self.index}"), \
-                replica_scope.entered(scope), summaries_written_if(lambda: self.index == 0, self._summaries), \
+                replica_scope.entered(scope), summaries_written_if(lambda: member.rank == 0, self._summaries), \
                 callbacks_on_ops(self._strategy.extended.random_streams.on_op), \
                 ReplicaContext(self._strategy, member, self.index):
             return self._function(*self._args, **self._kwargs)
@@ -198,24 +200,46 @@ class OneByOneMember(Member):
 
     def __init__(self, strategy: tf.distribute.Strategy, index: int, graph: tf.Graph | None):
         super().__init__(strategy.extended.worker_devices)
+        self.size = strategy.num_replicas_in_sync
         self._strategy, self._index, self._graph = strategy, index, graph
+        self._workers = strategy.extended.workers
 
     @property
     def rank(self) -> int:
-        return self._index
+        return self._strategy.extended.first_replica + self._index
 
     def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
                  result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
+        def serve(parts: Parts, place: str) -> Sequence[tf.Tensor]:
+            if self._workers is not None:
+                parts = self._workers.gather(parts, what, place)
+            return combine(_approved(parts, verdict))
+
+        return self._meet(tensors, serve, what)
+
+    def reduce(self, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exchange,
+               verdict: Verdict | None = None) -> list[tf.Tensor]:
+        workers = self._workers
+        if workers is None or what.algorithm == "naive":
+            return super().reduce(op, tensors, what, verdict)
+        return self._meet(tensors, lambda parts, place: reduce_over_workers(
+            workers, op, _approved(parts, verdict), what, place), what)
+
+    def broadcast(self, tensors: Sequence[tf.Tensor], root: int, what: Exchange) -> list[tf.Tensor]:
+        workers = self._workers
+        if workers is None:
+            return super().broadcast(tensors, root, what)
+        return self._meet(tensors, lambda parts, place: broadcast_over_workers(workers, parts, root, what, place), what)
+
+    def _meet(self, tensors: Sequence[tf.Tensor], serve: Callable[[Parts, str], Sequence[tf.Tensor]],
+              what: Exchange) -> list[tf.Tensor]:
         self._check_not_inside_function(what.kind)
 
-        def serve(parts: list[Any]) -> list[Any]:
-            if verdict is not None:
-                problem = verdict(parts)
-                tf.debugging.Assert(tf.equal(problem, ""), [problem])
-            return [list(combine(parts))] * self.size
+        def answer(parts: list[Any]) -> list[Any]:
+            return [list(serve(parts, place_of(self._graph)))] * len(self.devices)
 
         label = f"{what.kind} {what.op} of {len(tensors)} {what.dtype} tensor{'s' * (len(tensors) != 1)}"
-        return list(_running.replica.reach(_Point(label, list(tensors), serve)))
+        return list(_running.replica.reach(_Point(label, list(tensors), answer)))
 
     def merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls `merge_fn` once, with the replicas' arguments regrouped; every replica gets its part of the result."""
@@ -225,7 +249,7 @@ class OneByOneMember(Member):
             merged_args, merged_kwargs = regroup(calls)
             with replica_scope.merging():
                 result = merge_fn(self._strategy, *merged_args, **merged_kwargs)
-            return [select(index, result) for index in range(self.size)]
+            return [select(index, result) for index in range(len(self.devices))]
 
         return _running.replica.reach(_Point("merge_call", (tuple(args), kwargs or {}), serve))
 
@@ -238,3 +262,10 @@ class OneByOneMember(Member):
         raise RuntimeError(
             f"`{what}` was called in a tf.function, and that in a step whose replicas run one by one: they could not "
             "meet there. Decorate the step that you pass to `strategy.run` with `@tf.function`.")
+
+
+def _approved(parts: Parts, verdict: Verdict | None) -> Parts:
+    if verdict is not None:
+        problem = verdict(parts)
+        tf.debugging.Assert(tf.equal(problem, ""), [problem])
+    return parts

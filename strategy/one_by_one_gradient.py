@@ -14,7 +14,6 @@ from typing import Any, Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from .cross_replica import sum_of_gradients
 from .function_key import Closure
 from .launch_gradient import no_second_gradient
 from .one_by_one import run_one_by_one
@@ -29,7 +28,7 @@ def run_one_by_one_taped(strategy: tf.distribute.Strategy, function: Callable[..
     Raises:
         LookupError: The gradient is differentiated again.
     """
-    size = strategy.num_replicas_in_sync
+    size = len(strategy.extended.worker_devices)
     closure = Closure(function)
     given = (tuple(args), kwargs, closure.lifted)
     tapes = [tf.GradientTape(persistent=True) for _ in range(size)]
@@ -57,7 +56,7 @@ def run_one_by_one_taped(strategy: tf.distribute.Strategy, function: Callable[..
             found = run_one_by_one(strategy, pull_back, (PerReplica(range(size)), PerReplica(parts)), {})
             own = [select(index, found) for index in range(size)]
             return _only_once([*(one for gradients in own for one in gradients[:num_inputs]),
-                               *map(sum_of_gradients, zip(*(gradients[num_inputs:] for gradients in own)))],
+                               *map(strategy.extended.total_gradient, zip(*(one[num_inputs:] for one in own)))],
                               [*sources, *upstream])
 
         return [tensor for own in results for tensor in own], gradient

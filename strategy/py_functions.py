@@ -19,13 +19,13 @@ from . import replica_scope
 class _PythonMember(Member):
     """The seat of a replica in a Python function, which cannot wait for others."""
 
-    def __init__(self, devices: Sequence[str], index: int):
+    def __init__(self, devices: Sequence[str], rank: int, size: int):
         super().__init__(devices)
-        self._index = index
+        self._rank, self.size = rank, size
 
     @property
     def rank(self) -> int:
-        return self._index
+        return self._rank
 
     def exchange(self, tensors: Sequence[tf.Tensor], combine: Any, what: Any, result_dtypes: Any = None,
                  verdict: Any = None) -> list[tf.Tensor]:
@@ -42,8 +42,9 @@ def _with_replica(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = scope.strategy
 
         def called(replica: Any, *inputs: Any) -> Any:
-            index = int(replica)
-            member = _PythonMember(strategy.extended.worker_devices, index)
+            rank = int(replica)
+            index = rank - strategy.extended.first_replica
+            member = _PythonMember(strategy.extended.worker_devices, rank, scope.member.size)
             with replica_scope.entered(replica_scope.ReplicaScope(strategy, member, index, is_traced_once=False,
                                                                   in_graph=False)):
                 return func(*inputs)

@@ -87,7 +87,7 @@ class RandomStreams:
         if scope is None or scope.member.size == 1:
             return None
         if graph is None:
-            _draw_by_replica(op_type, inputs, outputs, scope.index)
+            _draw_by_replica(op_type, inputs, outputs, scope.member.rank)
             return None
         if op_type in _UNSUPPORTED:
             raise NotImplementedError(

@@ -17,8 +17,8 @@ from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
-from ..collective import Copies
-from . import replica_scope
+from ..collective import Copies, ReduceOp
+from . import over_workers, replica_scope
 from ._tf import CoreTensor
 from .values import Mirrored, components, is_distributed
 
@@ -289,7 +289,10 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         return value
 
     def _value_to_save(self) -> tf.Tensor:
-        return tf.add_n([copy.read_value() for copy in self._values]) if self._is_sum else self._primary.read_value()
+        if not self._is_sum:
+            return self._primary.read_value()
+        own = tf.add_n([copy.read_value() for copy in self._values])
+        return over_workers.reduced(self._distribute_strategy.extended.workers, ReduceOp.SUM, own, self.name)
 
     def _restore(self, value: tf.Tensor) -> None:
         """A sum is restored whole onto the first copy, so that it is exact for any number of replicas."""
@@ -297,9 +300,10 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
             self._write_everywhere("assign", value)
             return
         value = tf.cast(value, self.dtype)
+        first = self._distribute_strategy.extended.first_replica
         for index, copy in enumerate(self._values):
             with tf.device(copy.device):
-                copy.assign(value if index == 0 else tf.zeros_like(value))
+                copy.assign(value if first + index == 0 else tf.zeros_like(value))
 
     def _write_object_proto(self, proto: Any, options: Any) -> None:
         self._primary._write_object_proto(proto, options)

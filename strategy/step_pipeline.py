@@ -23,8 +23,15 @@ from .split_batch import is_none, relaxed_rows, split_batch, without_rows
 from .values import PerReplica, PerReplicaSpec
 
 
-def split_steps(dataset: tf.data.Dataset, num_replicas: int, buffer_size: int) -> tuple[tf.data.Dataset, Any]:
+def split_steps(dataset: tf.data.Dataset, num_replicas: int, buffer_size: int,
+                own: slice = slice(None)) -> tuple[tf.data.Dataset, Any]:
     """Steps from global batches: each element of `dataset` is split over the replicas, see `split_batch`.
+
+    Args:
+        dataset: The global batches.
+        num_replicas: Among how many replicas they are split.
+        buffer_size: How many batches are prepared ahead.
+        own: The replicas whose parts the steps hold.
 
     Returns:
         The dataset of steps, and the spec of the elements that `pack` makes.
@@ -33,7 +40,7 @@ def split_steps(dataset: tf.data.Dataset, num_replicas: int, buffer_size: int) -
 
     def split(batch: Any) -> Any:
         nonlocal spec
-        element = joined_parts(split_batch(batch, num_replicas))
+        element = joined_parts(split_batch(batch, num_replicas)[own])
         spec = tf.nest.map_structure(tf.type_spec_from_value, element)
         return element
 
@@ -87,6 +94,31 @@ def grouped_steps(dataset: tf.data.Dataset, num_replicas: int, buffer_size: int)
     element_spec = tf.nest.map_structure(
         lambda leaf: leaf if is_none(leaf) else PerReplicaSpec(*[leaf] * num_replicas), part_spec)
     return steps, element_spec
+
+
+def empty_step(element_spec: Any) -> tuple[tf.Tensor, ...]:
+    """A step of zero rows. Dimensions after the first that are not known have size 1."""
+    leaves = [None if is_none(spec) else PerReplica([_no_rows(part) for part in spec.value_specs])
+              if isinstance(spec, PerReplicaSpec) else _no_rows(spec) for spec in tf.nest.flatten(element_spec)]
+    return tuple(flat_components(leaves))
+
+
+def _no_rows(spec: Any) -> Any:
+    dims = [] if spec.shape.rank in (None, 0) else [0, *(1 if dim is None else dim for dim in spec.shape[1:])]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = tf.zeros([0, *dims[spec.ragged_rank + 1:]], spec.dtype)
+        splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+        return tf.RaggedTensor.from_nested_row_splits(values, splits, validate=False)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensor(tf.zeros([0, len(dims)], tf.int64), tf.zeros([0], spec.dtype), dims)
+    return tf.zeros(dims, spec.dtype)
+
+
+def relaxed_parts(element_spec: Any) -> Any:
+    """`element_spec` with the numbers of rows unknown."""
+    return tf.nest.map_structure(
+        lambda spec: PerReplicaSpec(*map(relaxed_rows, spec.value_specs)) if isinstance(spec, PerReplicaSpec)
+        else relaxed_rows(spec), element_spec)
 
 
 def flat_components(element: Any) -> list[tf.Tensor]:

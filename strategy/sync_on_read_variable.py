@@ -41,7 +41,8 @@ class SyncOnReadVariable(ReplicatedVariable):
 
     @property
     def handle(self) -> tf.Tensor:
-        if replica_scope.copy_index(self._distribute_strategy) is None and len(self._values) > 1:
+        strategy = self._distribute_strategy
+        if replica_scope.copy_index(strategy) is None and strategy.num_replicas_in_sync > 1:
             raise ValueError(f"Variable {self.name!r}: its handle was asked for outside of `strategy.run`. Each "
                              "replica has its own copy (synchronization ON_READ). Read it with `read_value()`.")
         return self._copy().handle
@@ -80,12 +81,12 @@ class SyncOnReadVariable(ReplicatedVariable):
             self._write_everywhere("assign", value)  # Raises, with the variable's name.
         for index, copy in enumerate(self._values):
             with tf.device(copy.device):
-                copy.assign(self._share(value, index))
+                copy.assign(self._share(value, self._distribute_strategy.extended.first_replica + index))
 
     def _share(self, value: Any, index: int | tf.Tensor) -> tf.Tensor:
         """A copy's share of `value`, so that the copies sum to it: equal, the remainder of integers on the first."""
         total = tf.cast(tf.convert_to_tensor(value), self.dtype)
-        size = len(self._values)
+        size = self._distribute_strategy.num_replicas_in_sync
         if self.dtype.is_integer:
             return total // size + tf.cast(total % size > tf.cast(index, self.dtype), self.dtype)
         return total / tf.cast(size, self.dtype)

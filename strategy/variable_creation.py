@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator
 
 import tensorflow as tf
 
-from . import keras_corrections, replica_scope
+from . import keras_corrections, over_workers, replica_scope
 from ._tf import ResourceVariable, lift_to_graph
 from .aggregation import check_new_variable
 from .mirrored_variable import MirroredVariable
@@ -98,7 +98,7 @@ def make_own_variable(strategy: tf.distribute.Strategy, start: Callable[[int], A
     """
     copies = []
     with tf.init_scope():
-        for replica, device in enumerate(strategy.extended.worker_devices):
+        for replica, device in enumerate(strategy.extended.worker_devices, start=strategy.extended.first_replica):
             with tf.device(device):
                 copies.append(ResourceVariable(start(replica), trainable=False, dtype=dtype, name=f"{name}/{replica}"))
     return SyncOnReadVariable(strategy, copies, tf.VariableAggregation.NONE)
@@ -121,6 +121,10 @@ def _make_copies(strategy: tf.distribute.Strategy, next_creator: NextCreator,
                 arguments["name"] = f"{name}/replica_{index}"
             with tf.device(device):
                 copies.append(creator(**arguments))
+            if index == 0 and strategy.extended.workers is not None:
+                # All workers start with the chief's value.
+                copies[0].assign(over_workers.broadcast(
+                    strategy.extended.workers, copies[0].read_value(), 0, f"the initial value of variable {name}"))
     return copies
 
 

@@ -173,8 +173,8 @@ class GpuMember(Member):
         super().__init__([f"/device:GPU:{index}" for index in range(4)])
         self._keys = itertools.count(5)
 
-    def next_instance_key(self):
-        return next(self._keys)
+    def instance_key(self, what, shapes, num_keys):
+        return next(self._keys) * num_keys
 
 
 def nccl_ops(op, tensors, implementation="auto", bucket_bytes=16):

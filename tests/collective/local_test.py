@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import lockstep
 from lockstep.collective import Queues, all_gather
-from lockstep.collective.local import ENDED, MISMATCH, mismatch, runs_on_host, unwrapped, wrapped
+from lockstep.collective.local import ENDED, MISMATCH, unwrapped, wrapped
+from lockstep.collective.queue_member import mismatch, runs_on_host
 from lockstep.collective.turns import reachable
 from lockstep.strategy import replica_scope
 from testing.replicas import mirrored, replica_context, values_of

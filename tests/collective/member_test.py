@@ -35,8 +35,8 @@ def test_what_a_subclass_must_offer_is_named():
         member.rank
     with pytest.raises(NotImplementedError, match="Member.group_key"):
         member.group_key
-    with pytest.raises(NotImplementedError, match="Member.next_instance_key"):
-        member.next_instance_key()
+    with pytest.raises(NotImplementedError, match="Member.instance_key"):
+        member.instance_key(None, "", 1)
     with pytest.raises(NotImplementedError, match="Member.exchange"):
         member.exchange([], list, SUM_OF_FIVE)
 

@@ -22,6 +22,14 @@ IMPORTERS = ("import_module", "__import__")
 
 # Name -> why public TensorFlow does not do. Shrink it; a new name needs a reason.
 PRIVATE_NAMES = {
+    "tensorflow.core.protobuf.tensorflow_server_pb2.ServerDef":
+        "a process becomes the server of its task; tf.distribute.Server starts one that collectives do not use",
+    "tensorflow.python.checkpoint.checkpoint_management":
+        "of several workers that save one checkpoint one deletes the old",
+    "tensorflow.python.checkpoint.functional_saver.MultiDeviceSaver":
+        "of several workers that save one checkpoint one writes it",
+    "tensorflow.python.eager.context":
+        "collective ops that reach other processes are set up, and closed when one fails, on the eager context only",
     "tensorflow.core.function.polymorphism.function_type.from_structured_signature":
         "a FuncGraph becomes a function",
     "tensorflow.python.autograph.core.config":

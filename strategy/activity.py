@@ -1,0 +1,43 @@
+"""What this process is busy with outside of its steps: the watch tells the other workers, for whom it is not late
+then."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from typing import Any, Iterator
+
+_labels: list[str] = []
+
+
+@contextlib.contextmanager
+def busy(label: str) -> Iterator[None]:
+    """Says that this process does something that may take long, and that the other workers may wait for it."""
+    _labels.append(label)
+    try:
+        yield
+    finally:
+        _labels.remove(label)
+
+
+def current() -> str:
+    """What the process is busy with, "" if it is expected in the next exchange."""
+    try:
+        return _labels[-1]
+    except IndexError:
+        return ""
+
+
+def main_thread_is_at() -> str:
+    """Where the main thread is: the innermost line that belongs neither to Lockstep nor to a library."""
+    frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+    innermost = None
+    while frame is not None:
+        code = frame.f_code
+        innermost = innermost or f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
+        is_ours = frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]
+        if not is_ours and "/lib/python" not in code.co_filename and not code.co_filename.startswith("<"):
+            return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
+        frame = frame.f_back
+    return innermost or "nowhere"

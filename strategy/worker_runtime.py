@@ -1,0 +1,148 @@
+"""What a process has once when it is a worker of several: TensorFlow's server, the group, the watch."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from ..collective import CollectiveOptions, Exchange, WorkerGroup
+from ..collective.errors import PeerError
+from ._tf import abort_collectives, has_global_seed, runtime_has_started, start_collectives
+from .cluster import Cluster
+from .rendezvous import meet
+from .watch import Watch
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerRuntime:
+    """A worker's place among the others, which lasts as long as the process.
+
+    Attributes:
+        cluster: The workers.
+        group: Where they exchange tensors.
+        watch: Watches over the others.
+    """
+
+    cluster: Cluster
+    group: WorkerGroup
+    watch: Watch
+
+
+_runtime: WorkerRuntime | None = None
+
+# What TensorFlow raises when a worker that it exchanges with has gone.
+_OF_A_LOST_PEER = (tf.errors.UnavailableError, tf.errors.CancelledError, tf.errors.AbortedError,
+                   tf.errors.InternalError, tf.errors.UnknownError, tf.errors.DeadlineExceededError)
+_NEWS_WITHIN = 5.0
+
+
+def current() -> WorkerRuntime | None:
+    """This process's runtime, None if it is no worker of several."""
+    return _runtime
+
+
+def check() -> None:
+    """Raises PeerError if the collectives of this process have been closed because another worker failed."""
+    if _runtime is not None and _runtime.watch.failure:
+        raise PeerError(_runtime.watch.failure)
+
+
+def check_after(error: tf.errors.OpError) -> None:
+    """Raises PeerError if `error` comes of another worker's failure; the watch may learn of it a moment later."""
+    if _runtime is None or not isinstance(error, _OF_A_LOST_PEER):
+        return
+    _runtime.watch.failed.wait(timeout=_NEWS_WITHIN)
+    if _runtime.watch.failure:
+        raise PeerError(_runtime.watch.failure) from None  # That a collective was closed adds nothing.
+
+
+def join(cluster: Cluster, options: CollectiveOptions) -> WorkerRuntime:
+    """Meets the other workers, once in a process; a second strategy shares what the first has joined.
+
+    Synchronisation: every worker calls.
+
+    Raises:
+        RuntimeError: TensorFlow has run ops before, or the process belongs to another cluster.
+        PeerError: A worker is missing at the time limit, or does not fit.
+    """
+    global _runtime
+    if _runtime is not None:
+        if _runtime.cluster != cluster:
+            raise RuntimeError(f"MultiWorkerMirroredStrategy: this process is {_runtime.cluster.task} of another "
+                               "cluster already. A process belongs to one cluster. Start another process.")
+        return _runtime
+    if runtime_has_started():
+        raise RuntimeError(
+            "MultiWorkerMirroredStrategy: TensorFlow has run ops in this process before. Its servers can be started "
+            "only before the first op. Make the strategy at the start of the program, before any tensor, variable, "
+            "dataset or model, and before `tf.config.list_logical_devices()`.")
+    meeting = meet(cluster, num_local_replicas(), options)
+    task = cluster.task
+    start_collectives(cluster.cluster_spec(), task.kind, task.index, cluster.device_prefix(0),
+                      int(task.address.rpartition(":")[2]))
+    meeting.all_ready(cluster, options.timeout_seconds)
+    group = WorkerGroup(cluster.rank, meeting.num_replicas_by_worker)
+    watch = Watch(cluster, group, meeting.connections, options, abort_collectives)
+    _runtime = WorkerRuntime(cluster, group, watch)
+    atexit.register(watch.tell_left)
+    _tell_uncaught(watch)
+    _share_seed(group)
+    return _runtime
+
+
+def _share_seed(group: WorkerGroup) -> None:
+    """Gives all workers one seed where the program has set none: an unseeded shuffle is the same on all then."""
+    what = Exchange("broadcast", "", "int64", "ring", 8, ("the chief's seed, -1 if it has been set",))
+    own = -1 if has_global_seed() else int.from_bytes(os.urandom(4), "big")
+    seed, = group.broadcast([tf.constant(own, tf.int64)], 0, what, "start")
+    if int(seed) >= 0 and not has_global_seed():
+        tf.random.set_seed(int(seed))
+
+
+def num_local_replicas() -> int:
+    """How many devices of this process get a replica, without starting TensorFlow's runtime."""
+    gpus = tf.config.list_physical_devices("GPU")
+    total = 0
+    for device in gpus or tf.config.list_physical_devices("CPU"):
+        total += len(tf.config.get_logical_device_configuration(device) or [None])
+    return total
+
+
+def local_devices() -> list[str]:
+    """The devices of this process's replicas: all GPUs, else all logical CPUs."""
+    prefix = "" if _runtime is None else _runtime.cluster.device_prefix(_runtime.cluster.rank)
+    names = [device.name for kind in ("GPU", "CPU") for device in tf.config.list_logical_devices(kind)
+             if device.name.startswith(prefix)]
+    gpus = [name for name in names if "/device:GPU:" in name]
+    return gpus or [name for name in names if "/device:CPU:" in name]
+
+
+def _tell_uncaught(watch: Watch) -> None:
+    """Lets an exception that ends this process be known to the others; one that comes of theirs is told as such."""
+    before = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        if isinstance(error, _OF_A_LOST_PEER) and watch.failed.wait(timeout=_NEWS_WITHIN):
+            before(PeerError, PeerError(watch.failure), trace)
+        else:
+            if not watch.failure:
+                watch.tell_failed(_described(kind, error, trace))
+            before(kind, error, trace)
+
+    sys.excepthook = tell
+
+
+def _described(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    frames = traceback.extract_tb(trace)
+    line = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    own = [frame for frame in frames if "/lib/python" not in frame.filename]
+    if own and own[-1] is not frames[-1]:
+        line = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})"
+    return f"{kind.__name__}: {str(error)[:2000]}{line}"
