@@ -9,6 +9,12 @@ from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+from tensorflow.python.util.tf_stack import extract_stack
+
+__all__ = [
+    "ANNOTATION", "SHARED_RESULTS", "annotate", "call_once", "extract_stack", "leave_optimized", "mark_shared",
+    "outside_of_loops", "with_gradient",
+]
 
 ANNOTATION = "_lockstep_collective"
 SHARED_RESULTS = "_lockstep_shared_results"

@@ -10,14 +10,15 @@ site.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-import sys
 import threading
 from typing import Any
 
 import tensorflow as tf
 
 from .member import Exchange
+from .user_lines import user_line
 
 # Keys below serve one static shape each; those above serve a block of padded sizes.
 _FIRST_BLOCK = 1 << 30
@@ -25,7 +26,6 @@ _BLOCK = 1 << 9
 _NUM_BLOCKS = (1 << 30) // _BLOCK - 1
 
 _NUMBERS = re.compile(r"_\d+\b")
-_NOT_THE_USERS = ("/tensorflow/", "/keras/", "/lockstep/")
 
 
 class Sites:
@@ -48,13 +48,13 @@ class Sites:
         names = ", ".join(_NUMBERS.sub("", name) for name in what.tensors)
         text = f"{place}|{what.kind}|{what.op}|{what.dtype}|{what.algorithm}|{shapes}|{names}|{is_block}"
         with self._lock:
-            for attempt in range(1 << 10):
+            for attempt in itertools.count():
                 digest = int.from_bytes(hashlib.sha256(f"{attempt}|{text}".encode()).digest()[:8], "big")
                 key = _FIRST_BLOCK + digest % _NUM_BLOCKS * _BLOCK if is_block else 1 + digest % (_FIRST_BLOCK - 1)
                 if self._texts.setdefault(key, text) == text:
                     break
-            self._shown.setdefault(key, f"{what}{' of shape ' + shapes if shapes else ''} in {place}, "
-                                        f"{_users_line()}")
+            # Python asks each time: then it is this line that waits.
+            self._shown[key] = f"{what}{' of shape ' + shapes if shapes else ''} in {place}, {user_line()}"
         return key
 
     def text(self, key: int) -> str:
@@ -71,32 +71,3 @@ def place_of(graph: Any) -> str:
         graph = graph.outer_graph
     number = graph._lockstep_num_exchanges = getattr(graph, "_lockstep_num_exchanges", 0) + 1
     return f"{_NUMBERS.sub('', getattr(graph, 'name', 'graph'))} (exchange {number})"
-
-
-def _users_line() -> str:
-    """File and line of the innermost frame that is the user's."""
-    frame: Any = sys._getframe(1)
-    generated = None
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if "__autograph_generated_file" in name:
-            generated = generated or _origin(frame)
-        elif not any(part in name for part in _NOT_THE_USERS) and not _is_ours(frame) and not name.startswith("<"):
-            if "/lib/python" not in name:
-                return generated or f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return generated or "line unknown"
-
-
-def _is_ours(frame: Any) -> bool:
-    return frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]
-
-
-def _origin(frame: Any) -> str | None:
-    """Where a line that autograph has generated comes from."""
-    for value in (*frame.f_locals.values(), *frame.f_globals.values()):
-        source_map = getattr(value, "ag_source_map", None)
-        for location, origin in source_map.items() if isinstance(source_map, dict) else ():
-            if location.filename == frame.f_code.co_filename and location.lineno == frame.f_lineno:
-                return f"{origin.loc.filename}:{origin.loc.lineno}"
-    return None

@@ -8,6 +8,8 @@ import sys
 import threading
 from typing import Any, Iterator
 
+from ..collective.user_lines import users_frame
+
 _labels: list[str] = []
 
 
@@ -32,12 +34,5 @@ def current() -> str:
 def main_thread_is_at() -> str:
     """Where the main thread is: the innermost line that belongs neither to Lockstep nor to a library."""
     frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
-    innermost = None
-    while frame is not None:
-        code = frame.f_code
-        innermost = innermost or f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
-        is_ours = frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]
-        if not is_ours and "/lib/python" not in code.co_filename and not code.co_filename.startswith("<"):
-            return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
-        frame = frame.f_back
-    return innermost or "nowhere"
+    frame = users_frame(frame) or frame
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}" if frame else "nowhere"

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ..collective import CollectiveOptions, Exchange, WorkerGroup
 from ..collective.errors import PeerError
+from ..collective.user_lines import is_users
 from ._tf import abort_collectives, has_global_seed, runtime_has_started, start_collectives
 from .cluster import Cluster
 from .rendezvous import meet
@@ -142,7 +143,7 @@ def _tell_uncaught(watch: Watch) -> None:
 def _described(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     frames = traceback.extract_tb(trace)
     line = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    own = [frame for frame in frames if "/lib/python" not in frame.filename]
+    own = [frame for frame in frames if is_users(frame.filename)]
     if own and own[-1] is not frames[-1]:
         line = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})"
     return f"{kind.__name__}: {str(error)[:2000]}{line}"

@@ -79,6 +79,8 @@ PRIVATE_NAMES = {
         "random ops are replaced as they are made, in nested functions too",
     "tensorflow.python.ops.resource_variable_ops.ResourceVariable":
         "tf.Variable in a tf.function goes through its creators, and is refused after the first call",
+    "tensorflow.python.util.tf_stack.extract_stack":
+        "the lines that autograph has converted, told as the user's",
     "tensorflow.python.types.core.Tensor":
         "tf.is_tensor(variable) is true, as for plain variables",
 }
