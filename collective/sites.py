@@ -2,18 +2,20 @@
 
 TensorFlow pairs the collectives of a group by a number. Workers are programs of their own: a counter would run apart as
 soon as one of them traced a step more than the others. So the number is made of what the exchange is: the function that
-holds it, its position in there, the op, the dtype, the static shape, and the names of the tensors. Workers that
-disagree on any of these wait under different keys, where the watch finds them (strategy/watch.py) and tells each one's
-site.
+holds it, its position in there, the op, the dtype and the static shape; in Python, where there is no position, its
+name. Workers that disagree wait under different keys, where the watch finds them (strategy/watch.py) and tells each
+one's site. Before it comes to that, they compare what they have traced (strategy/plan_agreement.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
 import itertools
 import re
 import threading
-from typing import Any
+from typing import Any, Iterator
 
 import tensorflow as tf
 
@@ -25,7 +27,43 @@ _FIRST_BLOCK = 1 << 30
 _BLOCK = 1 << 9
 _NUM_BLOCKS = (1 << 30) // _BLOCK - 1
 
+# The place of what is exchanged outside of functions.
+PYTHON = "Python"
+
 _NUMBERS = re.compile(r"_\d+\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """An exchange of a traced function.
+
+    Attributes:
+        key: Its key.
+        names: The names of its tensors, numbering left out: they may differ between workers that agree, since a batch
+            of another static shape can make another graph.
+        text: What a user is told of it.
+    """
+
+    key: int
+    names: tuple[str, ...]
+    text: str
+
+
+class _Recording(threading.local):
+    sites: list[Site] | None = None
+
+
+_recording = _Recording()
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Site]]:
+    """The sites in functions that this thread traces meanwhile, in order."""
+    before, _recording.sites = _recording.sites, []
+    try:
+        yield _recording.sites
+    finally:
+        _recording.sites = before
 
 
 class Sites:
@@ -45,8 +83,9 @@ class Sites:
             shapes: The static shapes that every worker must have.
             is_block: Whether the key begins a block of keys, one for each padded size.
         """
-        names = ", ".join(_NUMBERS.sub("", name) for name in what.tensors)
-        text = f"{place}|{what.kind}|{what.op}|{what.dtype}|{what.algorithm}|{shapes}|{names}|{is_block}"
+        names = tuple(_NUMBERS.sub("", name) for name in what.tensors)
+        told = names if place == PYTHON else ""
+        text = f"{place}|{what.kind}|{what.op}|{what.dtype}|{what.algorithm}|{shapes}|{told}|{is_block}"
         with self._lock:
             for attempt in itertools.count():
                 digest = int.from_bytes(hashlib.sha256(f"{attempt}|{text}".encode()).digest()[:8], "big")
@@ -55,6 +94,8 @@ class Sites:
                     break
             # Python asks each time: then it is this line that waits.
             self._shown[key] = f"{what}{' of shape ' + shapes if shapes else ''} in {place}, {user_line()}"
+            if _recording.sites is not None and place != PYTHON:
+                _recording.sites.append(Site(key, names, self._shown[key]))
         return key
 
     def text(self, key: int) -> str:
@@ -66,7 +107,7 @@ class Sites:
 def place_of(graph: Any) -> str:
     """The function that is being traced, and the position of the next exchange in it; "Python" outside of functions."""
     if tf.executing_eagerly():
-        return "Python"
+        return PYTHON
     while type(graph).__name__ != "FuncGraph" and getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
     number = graph._lockstep_num_exchanges = getattr(graph, "_lockstep_num_exchanges", 0) + 1

@@ -44,6 +44,7 @@ class WorkerGroup:
 
     Attributes:
         sites: The exchanges that this process knows.
+        agreed_plans: Which exchanges of traced functions all workers have agreed on, see strategy/plan_agreement.py.
         first_replica: The rank of this worker's first replica among all replicas.
         num_replicas: The number of replicas of all workers.
     """
@@ -55,6 +56,7 @@ class WorkerGroup:
         self.first_replica = sum(self.num_replicas_by_worker[:rank])
         self.num_replicas = sum(self.num_replicas_by_worker)
         self.sites = Sites()
+        self.agreed_plans: set[str] = set()
         with tf.init_scope(), tf.device("/device:CPU:0"):
             self._at = tf.Variable(0, trainable=False, dtype=tf.int64, name="waiting_at")
             self._done = tf.Variable(0, trainable=False, dtype=tf.int64, name="exchanges_done")
@@ -63,7 +65,8 @@ class WorkerGroup:
 
     def progress(self) -> tuple[int, int]:
         """The key of the exchange that this worker waits in, 0 if it is in none; and how many it has completed."""
-        return int(self._at.read_value()), int(self._done.read_value())
+        with tf.init_scope():
+            return int(self._at.read_value()), int(self._done.read_value())
 
     # Reductions.
 

@@ -5,6 +5,9 @@ train, 360 are held out. The last two lines of the output are the accuracy on th
 the weights, the same on every run with the same flags on one machine.
 
     python examples/digits.py --replicas=4
+    lockstep launch --workers=2 examples/digits.py --replicas=4
+
+By the second command two processes share the replicas; the chief writes and prints.
 """
 
 import hashlib
@@ -25,21 +28,31 @@ SPLIT_SEED = 0
 STEPS_PER_LOOP = 5
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("replicas", 4, "How many copies of the model train together.", lower_bound=1)
+flags.DEFINE_integer("replicas", 4, "How many copies of the model train together, on all workers.", lower_bound=1)
 flags.DEFINE_integer("steps", 300, "How many steps to train.", lower_bound=1)
 flags.DEFINE_integer("global_batch", 128, "Digits per step, over all replicas.", lower_bound=1)
 flags.DEFINE_string("model_dir", os.path.join(tempfile.gettempdir(), "lockstep_digits"), "Where the model is saved.")
 flags.DEFINE_integer("seed", 1, "Seed of the first weights and of the order of the digits.", lower_bound=0)
 
 
-def choose_devices(count):
-    """The names of `count` devices: GPUs, or virtual CPU devices where there are not enough."""
+def make_strategy(replicas):
+    """A strategy of so many replicas: on GPUs, or on virtual CPU devices where there are not enough.
+
+    Where TF_CONFIG tells of several workers, as `lockstep launch` sets it, they share the replicas out.
+    """
+    workers = max(len(tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
+                      .get("worker", [])), 1)
+    if replicas % workers:
+        raise app.UsageError(f"--replicas={replicas}: {workers} workers cannot share them. Choose a multiple.")
+    count = replicas // workers
     gpus = tf.config.list_physical_devices("GPU")
     if len(gpus) >= count:
-        return [f"GPU:{i}" for i in range(count)]
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-    return [f"CPU:{i}" for i in range(count)]
+        tf.config.set_visible_devices(gpus[:count], "GPU")
+    else:
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    return lockstep.MultiWorkerMirroredStrategy()
 
 
 def load_digits():
@@ -89,7 +102,7 @@ def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}. Flags start with --.")
     check_writable(FLAGS.model_dir)
-    strategy = lockstep.MirroredStrategy(choose_devices(FLAGS.replicas))
+    strategy = make_strategy(FLAGS.replicas)
     keras.utils.set_random_seed(FLAGS.seed)
     tf.config.experimental.enable_op_determinism()
     train, held_out = load_digits()
@@ -120,9 +133,10 @@ def main(argv):
     trainer = Trainer(strategy, train_step, train_data.batch(FLAGS.global_batch), steps_per_loop=STEPS_PER_LOOP)
     trainer.train(steps=FLAGS.steps)
     result = trainer.evaluate(eval_step, eval_data.batch(FLAGS.global_batch))
-    model.save(os.path.join(FLAGS.model_dir, "digits.keras"))
-    print(f"test accuracy {result['accuracy']:.3f}")
-    print(f"weights {hash_of(model.weights)}")
+    if strategy.is_chief:
+        model.save(os.path.join(FLAGS.model_dir, "digits.keras"))
+        print(f"test accuracy {result['accuracy']:.3f}")
+        print(f"weights {hash_of(model.weights)}")
 
 
 if __name__ == "__main__":

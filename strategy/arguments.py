@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from .function_key import Closure, Keys
-from .values import components, flat_leaves, is_distributed
+from .values import components, flat_leaves, is_distributed, spec_of
 
 PER_REPLICA, SHARED, STATIC = "per replica", "shared", "static"
 
@@ -73,7 +73,7 @@ class Arguments:
         if isinstance(value, (np.ndarray, np.generic)) and arrays_are_tensors:
             value = tf.convert_to_tensor(value)
         if _has_spec(value):
-            return Leaf(SHARED, tf.type_spec_from_value(value), value)
+            return Leaf(SHARED, spec_of(value), value)
         return Leaf(STATIC, None, value)
 
     @property
@@ -132,7 +132,7 @@ def check_num_components(structure: Any, num_replicas: int) -> None:
 
 def _per_replica_leaf(value: Any, parts: Sequence[Any]) -> Leaf:
     if all(_has_spec(part) or isinstance(part, (np.ndarray, np.generic)) for part in parts):
-        specs = [tf.type_spec_from_value(part if _has_spec(part) else tf.convert_to_tensor(part)) for part in parts]
+        specs = [spec_of(part if _has_spec(part) else tf.convert_to_tensor(part)) for part in parts]
         spec = specs[0].most_specific_common_supertype(specs[1:])
         if spec is not None:
             return Leaf(PER_REPLICA, spec, value)

@@ -11,7 +11,13 @@ from absl import logging
 from ..collective import CollectiveOptions, ReduceOp, WorkerGroup
 from ..collective.options import is_integer
 from . import keras_corrections, over_workers, py_functions, replica_scope
-from .cross_replica import combine_along, combine_components, gather_components, gather_local_results
+from .cross_replica import (
+    combine_along,
+    combine_components,
+    combine_over_workers,
+    gather_components,
+    gather_local_results,
+)
 from .distributed_dataset import DistributedDataset
 from .engine import Engine
 from .extended import ReplicatedExtended
@@ -175,6 +181,9 @@ class Strategy(tf.distribute.Strategy):
                 return tf.nest.map_structure(lambda leaf: self.extended.reduce_to(op, leaf, leaf), value)
             value = tf.nest.map_structure(lambda leaf: PerReplica(gather_local_results(scope.member, leaf)), value)
             workers = None  # The replicas of all workers are there.
+        if workers is not None and axis is None:
+            leaves = combine_over_workers(op, tf.nest.flatten(value), size, "reduce", workers)
+            return tf.nest.pack_sequence_as(value, leaves)
         return tf.nest.map_structure(reduce_leaf, value)
 
     def gather(self, value: Any, axis: int) -> Any:

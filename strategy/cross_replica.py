@@ -46,14 +46,34 @@ def combine_components(op: ReduceOp, value: Any, size: int, where: str, workers:
     tensors = [_dense(part, where) for part in parts]
     op.check_dtype(tensors[0].dtype, f"`{where}`")
     if workers is not None and not isinstance(value, Mirrored):
-        _check_shapes(tensors, where, "with `axis=None`")
-        wide = [tf.cast(tensor, op.result_dtype(tensor.dtype)) for tensor in tensors]
-        total = over_workers.reduced(workers, op, combine(ReduceOp.SUM if op is ReduceOp.MEAN else op, wide), where)
-        return mean_of_total(total, workers.num_replicas) if op is ReduceOp.MEAN else total
+        return combine_over_workers(op, [value], size, where, workers)[0]
     if len(tensors) == 1:
         return tf.cast(tensors[0], op.result_dtype(tensors[0].dtype)) if tensors[0].dtype.is_integer else tensors[0]
     _check_shapes(tensors, where, "with `axis=None`")
     return combine(op, tensors)
+
+
+def combine_over_workers(op: ReduceOp, values: Sequence[Any], size: int, where: str, workers: WorkerGroup
+                         ) -> list[Any]:
+    """`combine_components` of several values; all dense ones of a dtype travel between the workers together."""
+    results: list[Any] = [None] * len(values)
+    partials: dict[tf.DType, list[tuple[int, tf.Tensor]]] = {}
+    for index, value in enumerate(values):
+        parts = _parts(op, value, size, where, workers)
+        if isinstance(value, Mirrored) or isinstance(parts[0], tf.IndexedSlices):
+            results[index] = combine_components(op, value, size, where, workers)
+            continue
+        tensors = [_dense(part, where) for part in parts]
+        op.check_dtype(tensors[0].dtype, f"`{where}`")
+        _check_shapes(tensors, where, "with `axis=None`")
+        wide = [tf.cast(tensor, op.result_dtype(tensor.dtype)) for tensor in tensors]
+        partial = combine(ReduceOp.SUM if op is ReduceOp.MEAN else op, wide)
+        partials.setdefault(partial.dtype, []).append((index, partial))
+    for own in partials.values():
+        totals = over_workers.all_reduced(workers, op, [partial for _, partial in own], where)
+        for (index, _), total in zip(own, totals, strict=True):
+            results[index] = mean_of_total(total, workers.num_replicas) if op is ReduceOp.MEAN else total
+    return results
 
 
 def _combined_slices(op: ReduceOp, parts: Sequence[Any], where: str, workers: WorkerGroup | None) -> tf.IndexedSlices:

@@ -17,6 +17,7 @@ from typing import Any, Callable, Sequence
 import tensorflow as tf
 from absl import logging
 
+from ..collective.sites import recorded
 from . import replica_scope
 from ._tf import PolymorphicFunction, a_tape_may_record, convert_with_autograph
 from .arguments import Arguments, DifferentObjectsError, check_num_components
@@ -28,6 +29,7 @@ from .launch_gradient import DifferentiableLaunch
 from .one_by_one import run_one_by_one
 from .one_by_one_gradient import run_one_by_one_taped
 from .plan import Plan, plan_of
+from .plan_agreement import agree_on_plan
 from .replica_context import ReplicaContext
 from .values import select
 
@@ -160,9 +162,12 @@ class Engine:
     def _made_launch(self, function: Callable[..., Any], arguments: Arguments,
                      with_autograph: bool) -> AnyLaunch:
         is_differentiated = self._is_differentiated()
-        body = trace_body(self._strategy, _name(function), arguments, with_autograph,
-                          returns_results=is_differentiated)
-        return (DifferentiableLaunch if is_differentiated else Launch)(self._strategy, body)
+        with recorded() as sites:
+            body = trace_body(self._strategy, _name(function), arguments, with_autograph,
+                              returns_results=is_differentiated)
+            launch = (DifferentiableLaunch if is_differentiated else Launch)(self._strategy, body)
+        agree_on_plan(self._strategy.extended.workers, _name(function), sites)
+        return launch
 
     def _is_differentiated(self) -> bool:
         """Whether a launch must keep what its gradient needs. One replica's function has TensorFlow's own gradient."""

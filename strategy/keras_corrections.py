@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from . import corrections
+from . import keras_callbacks as callbacks
 from . import keras_numbers as numbers
 from . import keras_trainer as trainer
 from .corrections import Correction
@@ -37,6 +38,7 @@ def set_keras_correction(name: str, enabled: bool) -> None:
             - "batches": `train_on_batch`, `test_on_batch` and `predict_on_batch` split the batch.
             - "first batch": a model is built from what the dataset says of its elements, not from a batch of it.
             - "distributed data": `fit`, `evaluate` and `predict` take a distributed dataset.
+            - "callbacks": on several workers the chief writes what is written once.
             - "jit": `jit_compile=True` is refused before training.
             - "scope": a model or an optimizer that was not made under the scope is refused before training.
 
@@ -111,7 +113,16 @@ CORRECTIONS = (
                _TRAINER, "TensorFlowTrainer._maybe_symbolic_build", ("e6b142865da8",), trainer.build_from_specs, True),
     Correction("distributed data", "it knows TensorFlow's own class only",
                "keras.src.trainers.data_adapters", "is_tf_dataset", ("8db4c84f4b11",), trainer.is_tf_dataset, True),
+    *(Correction("callbacks", "every worker writes the same files", f"keras.src.callbacks.{path}", name, (mark,),
+                 replacement, True)
+      for path, name, mark, replacement in (
+          ("callback_list", "CallbackList.__init__", "10151854ac9d", callbacks.only_the_chiefs),
+          ("model_checkpoint", "ModelCheckpoint._save_model", "604605062540", callbacks.checkpoint),
+          ("backup_and_restore", "BackupAndRestore._save_model", "b450b88e26d5", callbacks.backup),
+          ("backup_and_restore", "BackupAndRestore.on_train_end", "0a689ee55ae9", callbacks.delete_backup))),
     *(Correction("batches", "train_on_batch and its like give every replica the whole batch", _TRAINER,
                  f"TensorFlowTrainer.make_{name}_function", (mark,), trainer.make_splitting_function, True)
       for name, mark in _MAKERS.items()),
+    Correction("batches", "it gives every replica the whole batch", _TRAINER, "TensorFlowTrainer.predict_on_batch",
+               ("0180c8f11740",), trainer.predict_on_batch, True),
 )

@@ -5,6 +5,7 @@ Every function gets the original and its arguments, see corrections.py.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -13,7 +14,7 @@ from . import replica_scope
 from .distributed_dataset import DistributedDataset
 from .split_batch import split_batch
 from .step_pipeline import joined_parts
-from .values import PerReplicaSpec, is_distributed
+from .values import PerReplica, PerReplicaSpec, is_distributed, rows_vary
 
 
 def metrics_result(original: Callable[..., Any], self: Any) -> Any:
@@ -24,6 +25,8 @@ def metrics_result(original: Callable[..., Any], self: Any) -> Any:
 
 
 def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
+    if _replicates(strategy) and strategy.extended.workers is not None and reduction == "concat":
+        return tf.nest.map_structure(lambda value: _joined(strategy, value), values)
     reduced = original(values, strategy, reduction)
     if not _replicates(strategy):
         return reduced
@@ -31,6 +34,12 @@ def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any,
     if model is None or reduction != "auto" or not isinstance(reduced, dict):
         return reduced
     return {**reduced, **{name: value for name, value in model.get_metrics_result().items() if name in reduced}}
+
+
+def _joined(strategy: Any, value: Any) -> Any:
+    """The predictions of all workers' replicas, in the order of the rows; of scalars one for each replica."""
+    is_scalar = strategy.experimental_local_results(value)[0].shape.rank == 0
+    return strategy.gather(strategy.run(lambda one: one[None], args=(value,)) if is_scalar else value, axis=0)
 
 
 def make_function(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,34 +89,59 @@ def _check_scopes(model: Any) -> None:
                          f"another strategy or of none. {_ONE_SCOPE}")
 
 
+class _OneBatch(threading.local):
+    """Whether `predict_on_batch` runs."""
+
+    is_given = False
+
+
+_one_batch = _OneBatch()
+
+
+def predict_on_batch(original: Callable[..., Any], self: Any, x: Any) -> Any:
+    before, _one_batch.is_given = _one_batch.is_given, True
+    try:
+        return original(self, x)
+    finally:
+        _one_batch.is_given = before
+
+
 def make_splitting_function(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     original(self, *args, **kwargs)
     for name in ("train_function", "test_function", "predict_function"):
         function = getattr(self, name)
         if function is not None and not hasattr(function, "_lockstep_splits") and _replicates(self.distribute_strategy):
-            setattr(self, name, _splitting(function, self.distribute_strategy.num_replicas_in_sync))
+            setattr(self, name, _splitting(function, self.distribute_strategy))
 
 
-def _splitting(function: Callable[..., Any], num_replicas: int) -> Callable[..., Any]:
+def _splitting(function: Callable[..., Any], strategy: Any) -> Callable[..., Any]:
     """A step function of Keras that splits the plain batches of `train_on_batch` and its like."""
     def split(batches: Any) -> Any:
         if isinstance(batches, (tf.data.Iterator, tf.distribute.DistributedIterator)):
             return function(batches)
-        parts = (_split(batch, num_replicas) for batch in batches)
+        if isinstance(batches, list) and not _one_batch.is_given:  # `predict` takes its batches from the data itself.
+            return function(batches)
+        parts = (_split(batch, strategy) for batch in batches)
         return function(list(parts) if isinstance(batches, list) else parts)
 
     split._lockstep_splits = True  # type: ignore[attr-defined]
     return split
 
 
-def _split(batch: Any, num_replicas: int) -> Any:
+def _split(batch: Any, strategy: Any) -> Any:
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if any(is_distributed(leaf) or isinstance(leaf, tf.experimental.Optional) for leaf in leaves):
         return batch
     tensors = tf.nest.map_structure(lambda leaf: leaf if leaf is None or tf.is_tensor(leaf)
                                     or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
                                     else tf.convert_to_tensor(leaf), batch)
-    return joined_parts(split_batch(tensors, num_replicas))
+    first = strategy.extended.first_replica
+    parts = split_batch(tensors, strategy.num_replicas_in_sync)
+    parts = parts[first:first + len(strategy.extended.worker_devices)]
+    if strategy.extended.workers is None:
+        return joined_parts(parts)
+    return tf.nest.map_structure(lambda *leaves: leaves[0] if leaves[0] is None else PerReplica([*map(rows_vary, leaves)]),
+                                 *parts)
 
 
 def _is_ours(strategy: Any) -> bool:

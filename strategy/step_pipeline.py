@@ -19,8 +19,9 @@ from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
+from . import worker_runtime
 from .split_batch import is_none, relaxed_rows, split_batch, without_rows
-from .values import PerReplica, PerReplicaSpec
+from .values import PerReplica, PerReplicaSpec, rows_vary
 
 
 def split_steps(dataset: tf.data.Dataset, num_replicas: int, buffer_size: int,
@@ -127,8 +128,18 @@ def flat_components(element: Any) -> list[tf.Tensor]:
 
 
 def pack(element_spec: Any, flat: Sequence[tf.Tensor]) -> Any:
-    """The element of `element_spec` that consists of the tensors `flat`."""
-    return tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
+    """The element of `element_spec` that consists of the tensors `flat`.
+
+    On several workers, parts whose number of rows the spec does not know are marked, see `rows_vary`.
+    """
+    element = tf.nest.pack_sequence_as(element_spec, flat, expand_composites=True)
+    if worker_runtime.current() is not None and tf.executing_eagerly():
+        for leaf, spec in zip(tf.nest.flatten(element), tf.nest.flatten(element_spec), strict=True):
+            parts = zip(leaf.values, spec.value_specs) if isinstance(leaf, PerReplica) else [(leaf, spec)]
+            for part, part_spec in parts:
+                if part is not None and part_spec.shape.rank and part_spec.shape[0] is None:
+                    rows_vary(part)
+    return element
 
 
 def joined_parts(parts: Sequence[Any]) -> Any:

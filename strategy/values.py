@@ -15,7 +15,9 @@ from typing import Any, Callable, Sequence
 import tensorflow as tf
 
 from ._tf import CompositeTensor
+from .split_batch import relaxed_rows
 
+_ROWS_VARY = "_lockstep_rows_vary"
 _TENSORS = (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
 
 
@@ -48,7 +50,7 @@ class PerReplica(tf.types.experimental.distributed.PerReplica, CompositeTensor):
 
     @property
     def _type_spec(self) -> "PerReplicaSpec":
-        return PerReplicaSpec(*(tf.type_spec_from_value(value) for value in self._values))
+        return PerReplicaSpec(*map(spec_of, self._values))
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         if len(self._values) == 1:
@@ -118,6 +120,22 @@ class MirroredSpec(PerReplicaSpec):
 
     def _from_components(self, components: Sequence[Any]) -> Mirrored:
         return Mirrored(components)
+
+
+def rows_vary(value: Any) -> Any:
+    """Marks a tensor whose number of rows says nothing of other batches and workers: traces must not rely on it.
+
+    Workers trace for themselves. If one had traced for the rows of its own part, and another for any number, their
+    steps could be different programs.
+    """
+    setattr(value, _ROWS_VARY, True)
+    return value
+
+
+def spec_of(value: Any) -> tf.TypeSpec:
+    """The spec of a tensor, with any number of rows where they vary."""
+    spec = tf.type_spec_from_value(value)
+    return relaxed_rows(spec) if getattr(value, _ROWS_VARY, False) else spec
 
 
 def is_distributed(value: Any) -> bool:

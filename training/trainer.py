@@ -29,7 +29,7 @@ import tensorflow as tf
 from ..collective.options import is_integer
 from .batch_source import BatchSource, DistributedData, check_type, distribute
 from .loop import Loop, make_loop, no_totals
-from .progress import Progress, make_progress
+from .progress import KINDS, Progress, make_progress
 from .step_outputs import StepOutputs
 
 Step = Callable[[Any], Any]
@@ -90,8 +90,8 @@ class Trainer:
             already distributed dataset. A finite one is read again and again, as far as `train` asks.
           steps_per_loop: How many steps one launch runs. More of them cost less Python between
             steps, and show progress and take Ctrl-C less often; the numbers are the same.
-          progress: "bar", "lines", "none", "auto" (a bar on a terminal, else lines), or a
-            `Progress`.
+          progress: "bar", "lines", "none", "auto" (a bar on a terminal, else lines), which the chief
+            shows, or a `Progress`, which every worker tells.
 
         Raises:
           TypeError: `strategy`, `train_step` or `train_data` is of another type.
@@ -105,7 +105,9 @@ class Trainer:
         _check_callable("Trainer", "train_step", train_step)
         self._strategy = strategy
         self._steps_per_loop = _positive("Trainer", "steps_per_loop", steps_per_loop)
-        self._progress = make_progress(progress)
+        # The chief shows the progress of all; a display of the user's own is told on every worker.
+        is_shown = getattr(strategy, "is_chief", True) or progress not in KINDS
+        self._progress = make_progress(progress if is_shown else "none")
         self._train_data = distribute(strategy, train_data, "train_data")
         self._train_source = BatchSource(self._train_data, "train_data")
         with strategy.scope():

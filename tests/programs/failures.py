@@ -40,16 +40,43 @@ def main(event):
         sys.exit(0)
     if event == "leave when nobody needs it" and rank == 0:
         sys.exit(0)
+    if event == "exit code" and rank == 1:
+        sys.exit(3)
+    if event == "caught exit" and rank == 1:
+        try:
+            sys.exit(3)
+        except SystemExit:
+            report("caught", True)
+    if event == "interrupt" and rank == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+    if event == "fork":
+        fork(rank)
     try:
-        if event in ("raise", "kill", "freeze", "leave"):
+        if event in ("raise", "kill", "freeze", "leave", "exit code", "caught exit", "interrupt", "fork"):
             strategy.run(step, args=(tf.constant(1),))
+            if event == "caught exit" and rank == 1:
+                sys.exit(0)
+            strategy.barrier("after training")
         elif event == "raise in a function":
             outer(tf.constant(1))
         else:
             disagree(event, strategy, rank)
     except Exception as error:
         report("error", [type(error).__name__, str(error)])
-        raise
+        if isinstance(error, lockstep.CollectiveMismatchError):
+            report("goes on", int(strategy.run(step, args=(tf.constant(1),))))
+        else:
+            raise
+
+
+def fork(rank):
+    """A process that is forked off ends in its own ways, and is no worker."""
+    child = os.fork()
+    if not child:
+        if rank:
+            raise ValueError("of the child alone")
+        sys.exit(3)
+    report("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def disagree(event, strategy, rank):

@@ -52,6 +52,30 @@ def test_a_worker_that_leaves_too_early_is_named():
                                r"it, in all-reduce SUM of int32")
 
 
+def test_an_exit_code_is_told_to_the_others_with_the_line():
+    workers = run("exit code")
+    assert workers[1].code == 3
+    check_survivor(workers[0], r"worker 1 \(.*\) ended by sys.exit\(3\) \(failures.py:\d+\)")
+
+
+def test_an_exit_that_was_caught_is_forgotten():
+    workers = run("caught exit")
+    assert (workers[1].code, workers[1].results) == (0, {"caught": True})
+    check_survivor(workers[0], r"worker 1 \(.*\) has left \(its program has ended\) while worker 0")
+
+
+def test_an_interrupt_is_told_to_the_others():
+    workers = run("interrupt")
+    assert "KeyboardInterrupt" in last_line(workers[1])
+    check_survivor(workers[0], r"worker 1 \(.*\) raised KeyboardInterrupt \(failures.py:\d+\)")
+
+
+def test_a_process_that_a_worker_forks_off_is_no_worker():
+    for rank, worker in enumerate(run("fork")):
+        assert worker.code == 0, worker.output
+        assert worker.results == {"child": 1 if rank else 3}
+
+
 def test_a_worker_that_nobody_needs_any_more_leaves_in_peace():
     workers = run("leave when nobody needs it")
     assert [worker.code for worker in workers] == [0, 0]
@@ -63,13 +87,25 @@ def test_a_worker_that_nobody_needs_any_more_leaves_in_peace():
     (2, "shape", [r"of float32 \(weights:0\) of shape \(2,\)", r"of float32 \(weights:0\) of shape \(3,\)"]),
     (4, "shape", [rf"of float32 \(weights:0\) of shape \({size},\)" for size in (2, 3, 4, 5)]),
     (2, "dtype", ["SUM of float32", "SUM of float64"]),
-    (2, "op", ["all-reduce MAX", "all-reduce SUM"]),
     (2, "order", [r"\(right:0\)", r"\(left:0\)"]),
-    (2, "number", ["all-reduce MAX .*exchange 1", "all-reduce SUM .*exchange 2"]),
-    (2, "one stops early", ["barrier 'after training'", r"\(reduce\)"]),
+    (2, "number", ["no exchange 2", "all-reduce SUM .*exchange 2"]),
 ])
-def test_workers_that_disagree_all_say_what_each_wanted_and_where(num_workers, event, seen):
+def test_workers_whose_traces_disagree_all_say_so_before_any_exchange(num_workers, event, seen):
     for worker in run(event, num_workers):
+        kind, text = worker.results["error"]
+        assert kind == "CollectiveMismatchError"
+        assert re.search("the workers disagree on what to exchange. " + ".*; ".join(
+            rf"worker {rank}: .*{what}" for rank, what in enumerate(seen)), text), text
+        assert re.search(r"failures.py:\d+", text)
+        assert worker.results["goes on"] == num_workers
+
+
+@pytest.mark.parametrize("event, seen", [
+    ("op", ["all-reduce MAX", "all-reduce SUM"]),
+    ("one stops early", ["barrier 'after training'", r"\(reduce\)"]),
+])
+def test_workers_that_wait_for_different_things_all_say_what_each_wanted_and_where(event, seen):
+    for worker in run(event):
         text = ".*".join(rf"worker {rank} \(.*\): .*{what}.*failures.py:\d+" for rank, what in enumerate(seen))
         check_survivor(worker, "the workers disagree on what to exchange. " + text)
         assert worker.results["error"][0] == "PeerError"
