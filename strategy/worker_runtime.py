@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import os
-import sys
-import traceback
-from types import TracebackType
-from typing import Any
 
 import tensorflow as tf
 
 from ..collective import CollectiveOptions, Exchange, WorkerGroup
 from ..collective.errors import PeerError
-from ..collective.user_lines import is_users
 from ._tf import abort_collectives, has_global_seed, runtime_has_started, start_collectives
 from .cluster import Cluster
+from .last_words import NEWS_WITHIN, OF_A_LOST_PEER, LastWords
 from .rendezvous import meet
 from .watch import Watch
 
@@ -38,11 +33,6 @@ class WorkerRuntime:
 
 _runtime: WorkerRuntime | None = None
 
-# What TensorFlow raises when a worker that it exchanges with has gone.
-_OF_A_LOST_PEER = (tf.errors.UnavailableError, tf.errors.CancelledError, tf.errors.AbortedError,
-                   tf.errors.InternalError, tf.errors.UnknownError, tf.errors.DeadlineExceededError)
-_NEWS_WITHIN = 5.0
-
 
 def current() -> WorkerRuntime | None:
     """This process's runtime, None if it is no worker of several."""
@@ -57,9 +47,9 @@ def check() -> None:
 
 def check_after(error: tf.errors.OpError) -> None:
     """Raises PeerError if `error` comes of another worker's failure; the watch may learn of it a moment later."""
-    if _runtime is None or not isinstance(error, _OF_A_LOST_PEER):
+    if _runtime is None or not isinstance(error, OF_A_LOST_PEER):
         return
-    _runtime.watch.failed.wait(timeout=_NEWS_WITHIN)
+    _runtime.watch.failed.wait(timeout=NEWS_WITHIN)
     if _runtime.watch.failure:
         raise PeerError(_runtime.watch.failure) from None  # That a collective was closed adds nothing.
 
@@ -86,14 +76,13 @@ def join(cluster: Cluster, options: CollectiveOptions) -> WorkerRuntime:
             "dataset or model, and before `tf.config.list_logical_devices()`.")
     meeting = meet(cluster, num_local_replicas(), options)
     task = cluster.task
-    start_collectives(cluster.cluster_spec(), task.kind, task.index, cluster.device_prefix(0),
-                      int(task.address.rpartition(":")[2]))
+    start_collectives(cluster.cluster_spec(), task.kind, task.index, cluster.device_prefix(0), task.port)
     meeting.all_ready(cluster, options.timeout_seconds)
     group = WorkerGroup(cluster.rank, meeting.num_replicas_by_worker)
     watch = Watch(cluster, group, meeting.connections, options, abort_collectives)
     _runtime = WorkerRuntime(cluster, group, watch)
-    atexit.register(watch.tell_left)
-    _tell_uncaught(watch)
+    LastWords(watch, group)
+    watch.start()
     _share_seed(group)
     return _runtime
 
@@ -123,27 +112,3 @@ def local_devices() -> list[str]:
              if device.name.startswith(prefix)]
     gpus = [name for name in names if "/device:GPU:" in name]
     return gpus or [name for name in names if "/device:CPU:" in name]
-
-
-def _tell_uncaught(watch: Watch) -> None:
-    """Lets an exception that ends this process be known to the others; one that comes of theirs is told as such."""
-    before = sys.excepthook
-
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-        if isinstance(error, _OF_A_LOST_PEER) and watch.failed.wait(timeout=_NEWS_WITHIN):
-            before(PeerError, PeerError(watch.failure), trace)
-        else:
-            if not watch.failure:
-                watch.tell_failed(_described(kind, error, trace))
-            before(kind, error, trace)
-
-    sys.excepthook = tell
-
-
-def _described(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    frames = traceback.extract_tb(trace)
-    line = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    own = [frame for frame in frames if is_users(frame.filename)]
-    if own and own[-1] is not frames[-1]:
-        line = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})"
-    return f"{kind.__name__}: {str(error)[:2000]}{line}"
