@@ -172,7 +172,7 @@ class WorkerGroup:
         headers = tf.pad(headers, [[0, per_worker - len(tensors) * HEADER_SIZE]])
         headers = tf.ensure_shape(headers, [per_worker])
         names = str([dtype.name for dtype in dtypes])
-        key = self.sites.key(what, f"headers of {place}", names)
+        key = self.sites.key(what, place, f"{names}, {per_worker} numbers before")
         everybodys = tf.reshape(self._collective_gather(headers, tf.constant(key)), [self.size, -1, HEADER_SIZE])
         totals = tf.reduce_sum(everybodys[:, :, HEADER_SIZE - 1], 1)
         which, size = _padded(tf.cast(tf.reduce_max(totals), tf.int64))

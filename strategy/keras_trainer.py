@@ -140,8 +140,8 @@ def _split(batch: Any, strategy: Any) -> Any:
     parts = parts[first:first + len(strategy.extended.worker_devices)]
     if strategy.extended.workers is None:
         return joined_parts(parts)
-    return tf.nest.map_structure(lambda *leaves: leaves[0] if leaves[0] is None else PerReplica([*map(rows_vary, leaves)]),
-                                 *parts)
+    return tf.nest.map_structure(
+        lambda *leaves: None if leaves[0] is None else PerReplica([*map(rows_vary, leaves)]), *parts)
 
 
 def _is_ours(strategy: Any) -> bool:

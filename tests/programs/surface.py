@@ -272,6 +272,23 @@ def random_streams(strategy: lockstep.Strategy) -> Any:
 
 
 @case
+def the_driver(strategy: lockstep.Strategy) -> Any:
+    with strategy.scope():
+        weight = tf.Variable(1.0)
+
+    def train_step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = lockstep.average_loss(weight * x)
+        weight.assign_sub(0.25 * context().all_reduce("SUM", tape.gradient(loss, weight)))
+        return {"loss": loss, "x": x}
+
+    data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0, 10.0]).batch(4)
+    trainer = lockstep.training.Trainer(strategy, train_step, data, steps_per_loop=3, progress="none")
+    trained = [trainer.train(epochs=1), trainer.train(steps=3)]
+    return trained, trainer.evaluate(lambda x: {"loss": lockstep.average_loss(x), "x": x}, data), trainer.step, weight
+
+
+@case
 def broadcast(strategy: lockstep.Strategy) -> Any:
     return strategy.broadcast({"seed": 7, "name": ["run"]})
 
@@ -281,7 +298,8 @@ def main(names: Sequence[str]) -> None:
     from testing.workers import report
 
     ask_for_logical_cpus(int(os.environ["LOCKSTEP_TEST_REPLICAS"]))
-    strategy = lockstep.MultiWorkerMirroredStrategy(options=lockstep.CollectiveOptions(timeout_seconds=60))
+    options = lockstep.CollectiveOptions(os.environ.get("LOCKSTEP_TEST_IMPLEMENTATION", "auto"), timeout_seconds=60)
+    strategy = lockstep.MultiWorkerMirroredStrategy(options=options)
     report("worker", [strategy.num_replicas_in_sync, strategy.num_workers, strategy.is_chief])
     for name in names or CASES:
         report(name, plain(CASES[name](strategy)))

@@ -59,6 +59,15 @@ def test_four_workers_of_one_replica_equal_one_of_four(four_of_one, expected, na
     check(four_of_one, name, expected)
 
 
+@pytest.mark.parametrize("implementation", ["ring", "naive"])
+def test_other_algorithms_give_the_same(expected, implementation, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_TEST_IMPLEMENTATION", implementation)
+    names = ("all_reduce_of_a_nest", "all_reduce_of_unknown_dimensions", "losses_of_every_number_of_rows")
+    workers = run_workers("surface", num_workers=2, replicas=2, args=names)
+    for name in names:
+        check(workers, name, expected)
+
+
 def test_without_a_cluster_there_is_one_worker(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     strategy = lockstep.MultiWorkerMirroredStrategy()
