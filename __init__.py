@@ -9,6 +9,7 @@ from .strategy import (
     Plan,
     Strategy,
     average_loss,
+    busy,
     set_keras_correction,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "ReduceOp",
     "Strategy",
     "average_loss",
+    "busy",
     "set_keras_correction",
     "training",
 ]

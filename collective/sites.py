@@ -74,7 +74,7 @@ class Sites:
         self._shown: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def key(self, what: Exchange, place: str, shapes: str, is_block: bool = False) -> int:
+    def key(self, what: Exchange, place: str, shapes: str, is_block: bool = False, form: str = "") -> int:
         """The key of an exchange, the same on every worker.
 
         Args:
@@ -82,10 +82,11 @@ class Sites:
             place: The function and the position, see `place_of`.
             shapes: The static shapes that every worker must have.
             is_block: Whether the key begins a block of keys, one for each padded size.
+            form: What else must be the same, without being told.
         """
         names = tuple(_NUMBERS.sub("", name) for name in what.tensors)
-        told = names if place == PYTHON else ""
-        text = f"{place}|{what.kind}|{what.op}|{what.dtype}|{what.algorithm}|{shapes}|{told}|{is_block}"
+        labels = [name for name in names if place == PYTHON and not name.startswith("shape ")]
+        text = f"{place}|{what.kind}|{what.op}|{what.dtype}|{what.algorithm}|{shapes}|{labels}|{is_block}|{form}"
         with self._lock:
             for attempt in itertools.count():
                 digest = int.from_bytes(hashlib.sha256(f"{attempt}|{text}".encode()).digest()[:8], "big")

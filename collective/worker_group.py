@@ -41,6 +41,7 @@ class WorkerGroup:
     Args:
         rank: This worker's position; 0 is the chief.
         num_replicas_by_worker: How many replicas each worker has.
+        names: What error texts call the workers, "worker 0" and so on if empty.
 
     Attributes:
         sites: The exchanges that this process knows.
@@ -49,8 +50,9 @@ class WorkerGroup:
         num_replicas: The number of replicas of all workers.
     """
 
-    def __init__(self, rank: int, num_replicas_by_worker: Sequence[int]):
+    def __init__(self, rank: int, num_replicas_by_worker: Sequence[int], names: Sequence[str] = ()):
         self.rank = rank
+        self.names = tuple(names) or tuple(f"worker {number}" for number in range(len(num_replicas_by_worker)))
         self.num_replicas_by_worker = tuple(num_replicas_by_worker)
         self.size = len(self.num_replicas_by_worker)
         self.first_replica = sum(self.num_replicas_by_worker[:rank])
@@ -172,12 +174,12 @@ class WorkerGroup:
         headers = tf.pad(headers, [[0, per_worker - len(tensors) * HEADER_SIZE]])
         headers = tf.ensure_shape(headers, [per_worker])
         names = str([dtype.name for dtype in dtypes])
-        key = self.sites.key(what, place, f"{names}, {per_worker} numbers before")
+        key = self.sites.key(what, place, "", form=f"headers of {names}, {per_worker} numbers")
         everybodys = tf.reshape(self._collective_gather(headers, tf.constant(key)), [self.size, -1, HEADER_SIZE])
         totals = tf.reduce_sum(everybodys[:, :, HEADER_SIZE - 1], 1)
         which, size = _padded(tf.cast(tf.reduce_max(totals), tf.int64))
         payload = tf.pad(tf.concat(wires, 0), [[0, size - tf.cast(totals[self.rank], tf.int64)]])
-        first = self.sites.key(what, place, names, is_block=True)
+        first = self.sites.key(what, place, "", is_block=True, form=names)
         bits = tf.reshape(self._collective_gather(payload, first + which), [self.size, -1])
         return [self._unpacked(bits[worker], everybodys[worker], dtypes, member)
                 for worker in range(self.size) for member in range(counts[worker])]

@@ -1,5 +1,6 @@
 """What is copied and where: strategies, variables, per-replica values, input, and the engine that runs steps."""
 
+from .activity import busy
 from .average_loss import average_loss
 from .base import Strategy
 from .distributed_dataset import DistributedDataset
@@ -26,5 +27,6 @@ __all__ = [
     "Strategy",
     "SyncOnReadVariable",
     "average_loss",
+    "busy",
     "set_keras_correction",
 ]

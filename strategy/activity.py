@@ -15,7 +15,17 @@ _labels: list[str] = []
 
 @contextlib.contextmanager
 def busy(label: str) -> Iterator[None]:
-    """Says that this process does something that may take long, and that the other workers may wait for it."""
+    """Says that this process does something that may take long, and that the other workers may wait for it.
+
+    Tracing and saving checkpoints say so themselves. For what only one worker does, such as the chief's evaluation of a
+    model of its own:
+
+    >>> with lockstep.busy("evaluating"):
+    ...     total = sum(range(10))
+
+    Args:
+        label: What it is, for the log lines of those who wait.
+    """
     _labels.append(label)
     try:
         yield

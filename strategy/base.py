@@ -218,6 +218,11 @@ class Strategy(tf.distribute.Strategy):
         return 1 if self.extended.workers is None else self.extended.workers.size
 
     @property
+    def worker_index(self) -> int:
+        """This process's number among the workers; 0 is the chief."""
+        return 0 if self.extended.workers is None else self.extended.workers.rank
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process is the chief: the worker that writes what is written once."""
         return self.extended.is_chief
@@ -302,7 +307,7 @@ class Strategy(tf.distribute.Strategy):
 
     def _say_whole_batches(self, args: Sequence[Any]) -> None:
         """Says once that tensors which are no per-replica values go to every replica whole."""
-        if self.num_replicas_in_sync == 1 or not tf.executing_eagerly():
+        if len(self.extended.worker_devices) == 1 or not tf.executing_eagerly():
             return
         leaves = [leaf for leaf in tf.nest.flatten(list(args)) if not isinstance(leaf, tf.Variable)]
         if any(is_distributed(leaf) for leaf in leaves):
@@ -312,4 +317,4 @@ class Strategy(tf.distribute.Strategy):
             logging.log_first_n(
                 logging.INFO, "strategy.run: each of the %d replicas gets the whole batch (shape %s): the numbers are "
                 "those of one device on that batch. To split global batches among the replicas, iterate over "
-                "strategy.experimental_distribute_dataset(dataset).", 1, self.num_replicas_in_sync, batch.shape)
+                "strategy.experimental_distribute_dataset(dataset).", 1, len(self.extended.worker_devices), batch.shape)

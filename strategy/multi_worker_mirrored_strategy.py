@@ -47,12 +47,15 @@ class MultiWorkerMirroredStrategy(Strategy):
                             f"{options!r}. Expected a lockstep.CollectiveOptions.")
         cluster = Cluster.from_environment(os.environ) if cluster_resolver is None \
             else Cluster.from_resolver(cluster_resolver)
+        resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         if cluster is None or cluster.num_workers == 1:
             reason = "no cluster in TF_CONFIG" if cluster is None else (
                 "the evaluator works alone" if cluster.is_evaluator else "the cluster has one worker")
             logging.info("MultiWorkerMirroredStrategy: one worker (%s).", reason)
             super().__init__(replica_devices(None), options)
+            self.extended._cluster_resolver = resolver
             return
         runtime = worker_runtime.join(cluster, options or CollectiveOptions())
         worker_checkpoints.install()
         super().__init__(replica_devices(worker_runtime.local_devices()), options, runtime.group)
+        self.extended._cluster_resolver = resolver  # What `strategy.cluster_resolver` gives.

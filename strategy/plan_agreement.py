@@ -48,7 +48,7 @@ def agree_on_plan(workers: WorkerGroup | None, name: str, sites: Sequence[Site])
     for other in plans[1:]:
         position = _first_difference(plans[0], other)
         if position is not None:
-            listed = "; ".join(f"worker {rank}: {_text(theirs, position)}" for rank, theirs in enumerate(plans))
+            listed = "; ".join(f"{worker}: {_text(theirs, position)}" for worker, theirs in zip(workers.names, plans))
             raise CollectiveMismatchError(
                 f"`strategy.run`: the workers disagree on what to exchange. {listed}. {_ADVICE}")
     workers.agreed_plans.add(plan)

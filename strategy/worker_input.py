@@ -93,7 +93,7 @@ def _sharded(dataset: tf.data.Dataset, policy: Any, workers: WorkerGroup, where:
     outcomes = [part.numpy().decode() for part, in over_workers.all_parts(
         workers, [[tf.constant(outcome)]], f"{where}: first element", one_per_worker=True)]
     if any(outcomes):
-        listed = "; ".join(f"worker {rank}: {text or 'has data'}" for rank, text in enumerate(outcomes))
+        listed = "; ".join(f"{worker}: {text or 'has data'}" for worker, text in zip(workers.names, outcomes))
         raise ValueError(f"{where}: the policy {policy.name} leaves a worker without data. {listed}. Use the policy "
                          "AUTO, which gives every worker its rows of each batch, or at least as many files as workers.")
     return sharded
