@@ -78,7 +78,7 @@ def join(cluster: Cluster, options: CollectiveOptions) -> WorkerRuntime:
     task = cluster.task
     start_collectives(cluster.cluster_spec(), task.kind, task.index, cluster.device_prefix(0), task.port)
     meeting.all_ready(cluster, options.timeout_seconds)
-    group = WorkerGroup(cluster.rank, meeting.num_replicas_by_worker)
+    group = WorkerGroup(cluster.rank, meeting.num_replicas_by_worker, [str(task) for task in cluster.tasks])
     watch = Watch(cluster, group, meeting.connections, options, abort_collectives)
     _runtime = WorkerRuntime(cluster, group, watch)
     LastWords(watch, group)

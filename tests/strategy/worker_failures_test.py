@@ -95,7 +95,7 @@ def test_workers_whose_traces_disagree_all_say_so_before_any_exchange(num_worker
         kind, text = worker.results["error"]
         assert kind == "CollectiveMismatchError"
         assert re.search("the workers disagree on what to exchange. " + ".*; ".join(
-            rf"worker {rank}: .*{what}" for rank, what in enumerate(seen)), text), text
+            rf"worker {rank} \(.*\): .*{what}" for rank, what in enumerate(seen)), text), text
         assert re.search(r"failures.py:\d+", text)
         assert worker.results["goes on"] == num_workers
 
