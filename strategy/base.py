@@ -22,6 +22,7 @@ from .distributed_dataset import DistributedDataset
 from .engine import Engine
 from .extended import ReplicatedExtended
 from .plan import Plan
+from .random_streams import RandomStreams
 from .values import PerReplica, is_distributed
 from .worker_input import LONGEST
 
@@ -67,6 +68,11 @@ class Strategy(tf.distribute.Strategy):
     def options(self) -> CollectiveOptions:
         """The options of this strategy's collectives."""
         return self.extended.options
+
+    @property
+    def random_streams(self) -> RandomStreams:
+        """Where the random ops of traced steps stand; a `tf.train.Checkpoint` holds it to go on exactly."""
+        return self.extended.random_streams
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None,
             options: tf.distribute.RunOptions | None = None) -> Any:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
-from . import replica_scope
+from . import over_workers, replica_scope
 from .variable_creation import make_own_variable
 
 PHILOX = 1
@@ -66,8 +67,11 @@ _STATELESS: dict[str, Callable[..., tf.Tensor]] = {
 }
 
 
-class RandomStreams:
+class RandomStreams(tf.train.experimental.PythonState):
     """The streams of one strategy, in the order in which random ops were traced.
+
+    `tf.train.Checkpoint(random_streams=strategy.random_streams)` saves where all streams stand, and restores them: at
+    once those that exist, the others when they are made.
 
     Args:
         strategy: The strategy; with one replica nothing is replaced.
@@ -77,6 +81,7 @@ class RandomStreams:
         self._strategy = strategy
         self.variables: list[tf.Variable] = []
         self._numbers = itertools.count()
+        self._restored: list[list[list[int]]] = []
 
     def on_op(self, op_type: str, inputs: Sequence[Any], attrs: Any, outputs: Sequence[tf.Tensor],
               op_name: Any = None, graph: Any = None) -> Sequence[tf.Tensor] | None:
@@ -114,7 +119,41 @@ class RandomStreams:
 
         stream = make_own_variable(self._strategy, start, tf.int64, f"random_stream_{number}")
         self.variables.append(stream)
+        self._place(number)
         return stream
+
+    # Saving: by stream and replica, [counter, counter, key].
+
+    def serialize(self) -> str:
+        """Where the streams of all replicas stand. Synchronisation: every worker calls."""
+        if not self.variables:
+            return json.dumps(self._restored)
+        with tf.init_scope():
+            own = [[tf.stack([stream.values[replica] for stream in self.variables])]
+                   for replica in range(len(self._strategy.extended.worker_devices))]
+            everybodys = over_workers.all_parts(self._strategy.extended.workers, own, "random streams")
+            states = tf.stack([state for state, in everybodys], axis=1)
+        return json.dumps(states.numpy().tolist())
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        """Puts the streams where `serialize` found them.
+
+        For another number of replicas the counters go on where they stood, and each replica keeps the key that it has.
+        """
+        self._restored = json.loads(string_value)
+        for number in range(len(self.variables)):
+            self._place(number)
+
+    def _place(self, number: int) -> None:
+        if number >= len(self._restored):
+            return
+        saved = self._restored[number]
+        first = self._strategy.extended.first_replica
+        is_same_size = len(saved) == self._strategy.num_replicas_in_sync
+        with tf.init_scope():
+            for replica, copy in enumerate(self.variables[number].values):
+                with tf.device(copy.device):
+                    copy.assign(saved[first + replica] if is_same_size else [*saved[0][:2], int(copy[2])])
 
 
 def _draw_by_replica(op_type: str, inputs: Sequence[Any], outputs: Any, replica: int) -> None:

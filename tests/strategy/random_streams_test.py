@@ -111,3 +111,42 @@ def test_replicas_that_run_in_python_draw_streams_of_their_own(draw):
     first, second = drawn()
     assert first != second
     assert isinstance(draw, tf.types.experimental.PolymorphicFunction) or drawn() == [first, second]
+
+
+def draws_and_checkpoint(num_replicas=4, seed=1):
+    tf.random.set_seed(seed)
+    strategy = mirrored(num_replicas)
+    step = tf.function(lambda: (tf.random.uniform([3]), tf.nn.dropout(tf.ones([8]), 0.5)))
+
+    def draw():
+        return [values_of(strategy, value) for value in strategy.run(step)]
+
+    return draw, tf.train.Checkpoint(streams=strategy.random_streams)
+
+
+@pytest.mark.parametrize("is_traced_before", [True, False])
+def test_streams_that_are_restored_go_on_where_they_stood_whether_traced_before_or_after(tmp_path, is_traced_before):
+    draw, checkpoint = draws_and_checkpoint()
+    for _ in range(3):
+        draw()
+    path = checkpoint.write(tmp_path / "checkpoint")
+    expected = [draw() for _ in range(2)]
+    # Another seed: the keys come from the checkpoint too.
+    again, other = draws_and_checkpoint(seed=9)
+    if is_traced_before:
+        again()
+    other.read(path)
+    assert [again() for _ in range(2)] == expected
+
+
+def test_streams_restored_on_another_number_of_replicas_keep_counters_and_draw_apart(tmp_path):
+    draw, checkpoint = draws_and_checkpoint(2)
+    first = draw()
+    path = checkpoint.write(tmp_path / "checkpoint")
+    second = draw()
+    again, other = draws_and_checkpoint(4)
+    other.read(path)
+    found = again()
+    # The first two replicas have the same keys under the same seed, and the counters are those of the checkpoint.
+    assert [values[:2] for values in found] == second != first
+    assert len({tuple(values) for values in found[0]}) == 4
