@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 from typing import Any, Callable, Iterator, Sequence
 
 import tensorflow as tf
@@ -41,8 +42,8 @@ __all__ = [
     "PolymorphicFunction", "ResourceVariable", "a_tape_may_record", "abort_collectives", "backward_function",
     "call_flat", "call_recorded", "call_with_gradient", "callbacks_on_ops", "checkpoint_management",
     "concrete_function", "convert_with_autograph", "enumerate_registry", "flat_function", "for_loop_registry",
-    "for_stmt", "has_global_seed", "lift_to_graph", "runtime_has_started", "start_collectives", "summaries_written_if",
-    "summary_state", "trace_into", "watch_variables", "written_resources",
+    "for_stmt", "has_global_seed", "lift_to_graph", "runtime_has_started", "start_collectives", "state_of_op_seeds",
+    "summaries_written_if", "summary_state", "trace_into", "watch_variables", "written_resources",
 ]
 
 
@@ -209,6 +210,12 @@ def runtime_has_started() -> bool:
 def has_global_seed() -> bool:
     """Whether `tf.random.set_seed` has been called."""
     return context.global_seed() is not None
+
+
+def state_of_op_seeds() -> int:
+    """A number that tells where the seeds stand that random ops get which have none of their own: ops draw them."""
+    state = repr(getattr(context.context()._rng, "getstate", str)())
+    return int.from_bytes(hashlib.sha256(state.encode()).digest()[:7], "big")
 
 
 def start_collectives(spec: tf.train.ClusterSpec, job: str, task: int, leader: str, port: int) -> None:

@@ -22,7 +22,7 @@ from ._tf import enumerate_registry, for_loop_registry, for_stmt
 from .device_buffer import component_devices
 from .distributed_iterator import DistributedIterator, refuse_in_replica_context
 from .split_batch import check_batch_spec, check_row_specs
-from .step_pipeline import empty_step, grouped_steps, relaxed_parts, split_steps
+from .step_pipeline import grouped_steps, split_steps
 
 
 class DistributedDataset(tf.distribute.DistributedDataset):
@@ -57,8 +57,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
             replicas make one step, see `from_function`.
         workers: Where the workers meet, None if there is one. Which rows are whose: see worker_input.py.
         ends_with: Where each worker reads data of its own: "longest" goes on, with zero rows for workers whose data
-        have
-            ended, until all have; "shortest" stops at the first end.
+            have ended, until all have; "shortest" stops at the first end.
 
     Raises:
         TypeError: `dataset` is no `tf.data.Dataset`, an element holds something that cannot be split into rows, or
@@ -94,7 +93,9 @@ class DistributedDataset(tf.distribute.DistributedDataset):
             worker_input.check_same_batches(dataset, workers, where)
             own_replicas = slice(workers.first_replica, workers.first_replica + len(devices))
             self._steps, self._element_spec = split_steps(dataset, workers.num_replicas, buffer_size, own_replicas)
-        if workers is not None and (per_replica_batches or worker_input.reads_its_own(dataset)):
+        self._workers = workers
+        self._reads_its_own = per_replica_batches or worker_input.reads_its_own(dataset)
+        if workers is not None and self._reads_its_own:
             self._align(workers, ends_with, where)
         self._devices = component_devices(
             self._element_spec, devices if options.experimental_fetch_to_device else [""] * len(devices))
@@ -102,10 +103,8 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     def _align(self, workers: WorkerGroup, ends_with: str, where: str) -> None:
         """Lets the workers, each of which reads data of its own, end together."""
-        if int(self._steps.cardinality()) != tf.data.INFINITE_CARDINALITY:
-            self._element_spec = relaxed_parts(self._element_spec)
-        self._steps, end_together = worker_input.aligned(
-            self._steps, empty_step(self._element_spec), workers, ends_with, where)
+        self._steps, self._element_spec, end_together = worker_input.aligned(
+            self._steps, self._element_spec, workers, ends_with, where)
         if not end_together:
             self._agreed_end = ends_with
 
@@ -153,7 +152,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     def cardinality(self) -> tf.Tensor:
         """The number of steps, an int64 scalar, or `tf.data.INFINITE_CARDINALITY`, `tf.data.UNKNOWN_CARDINALITY`."""
-        return self._steps.cardinality()
+        return tf.constant(tf.data.UNKNOWN_CARDINALITY) if self._agreed_end else self._steps.cardinality()
 
     def __len__(self) -> int:
         count = int(self.cardinality())
@@ -174,7 +173,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         """
         refuse_in_replica_context("iter(distributed_dataset)")
         return DistributedIterator.over(self._steps, self._element_spec, self._devices, self._buffer_size,
-                                        self._agreed_end)
+                                        self._agreed_end, self._workers, self._reads_its_own)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Calls `state = reduce_func(state, element)` for every element and returns the last state.

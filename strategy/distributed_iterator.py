@@ -14,10 +14,14 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
-from . import worker_input
+from ..collective import WorkerGroup
+from . import worker_input, worker_positions
 from .device_buffer import DeviceBuffer, place
 from .distributed_optional import DistributedOptional, DistributedOptionalSpec
-from .step_pipeline import empty_step, pack
+from .step_pipeline import pack
+
+# Under which a checkpoint keeps the steps that wait on devices; where each worker has a position of its own, all of it.
+_WAITING = "STEPS_ON_DEVICES"
 
 # A Python loop over an iterator inside `tf.function` unrolls without end; nobody unrolls so many steps on purpose.
 _MAX_NEXT_CALLS_WHILE_TRACING = 1000
@@ -29,28 +33,35 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
     `iter(distributed_dataset)` makes it. It can be passed to a `tf.function`, which another iterator over the same
     dataset does not trace again, and to `tf.train.Checkpoint`, which saves and restores its position exactly: also in
     the middle of an epoch, with shuffling, and with steps prepared ahead. The number of replicas may differ between
-    saving and restoring, unless steps wait on GPUs or come from `distribute_datasets_from_function`. Datasets with
+    saving and restoring, unless steps wait on GPUs or come from `distribute_datasets_from_function`. Where each worker
+    reads data of its own, a checkpoint holds the positions of all, and is restored onto as many workers. Datasets with
     state that TensorFlow cannot save (`from_generator`, random ops that are not stateless) raise when saved.
 
-    Synchronisation: none, each process reads its own data. One caller at a time.
+    Synchronisation: see `DistributedDataset`; where each worker reads data of its own, all must save. One caller at a
+    time.
 
     Args:
         steps: An iterator over steps, flat tuples of tensors.
         spec: What elements they make, and where these belong.
         buffer: Steps that wait on the devices, or None.
+        workers: The workers, where each has a position of its own; else None.
     """
 
-    def __init__(self, steps: tf.data.Iterator, spec: "DistributedIteratorSpec", buffer: DeviceBuffer | None = None):
+    def __init__(self, steps: tf.data.Iterator, spec: "DistributedIteratorSpec", buffer: DeviceBuffer | None = None,
+                 workers: WorkerGroup | None = None):
         super().__init__()
         self._steps = steps
         self._spec = spec
         self._buffer = buffer
         self._num_traced_next_calls = 0
-        self._track_trackable(steps, "steps")
+        self._workers = workers
+        if workers is None:
+            self._track_trackable(steps, "steps")
 
     @classmethod
     def over(cls, dataset: tf.data.Dataset, element_spec: Any, devices: Sequence[str],
-             buffer_size: int, agreed_end: str = "") -> "DistributedIterator":
+             buffer_size: int, agreed_end: str = "", workers: WorkerGroup | None = None,
+             reads_its_own: bool = False) -> "DistributedIterator":
         """A new iterator over a dataset of steps.
 
         Args:
@@ -60,12 +71,15 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
             buffer_size: How many steps wait on devices other than the host. An iterator made inside `tf.function`
                 keeps none.
             agreed_end: How the workers agree on every step, "" if they need not, see `worker_input.agreed_step`.
+            workers: The workers, None if there is one.
+            reads_its_own: Whether each worker reads data of its own.
         """
         steps = iter(dataset)
         capacity = buffer_size if any(devices) and tf.executing_eagerly() and not agreed_end else 0
         spec = DistributedIteratorSpec(element_spec, devices, capacity, dataset.element_spec, agreed_end)
         buffer = DeviceBuffer.create(dataset.element_spec, devices, capacity) if capacity else None
-        return cls(steps, spec, buffer)
+        # Steps that wait on devices are this worker's too.
+        return cls(steps, spec, buffer, workers if reads_its_own or buffer is not None else None)
 
     @property
     def element_spec(self) -> Any:
@@ -102,10 +116,9 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
             optionals, DistributedOptionalSpec(self._spec.element_spec, self._spec.devices, specs))
 
     def _next_step(self) -> tf.experimental.Optional:
-        optional = self._steps.get_next_as_optional()
         if not self._spec.agreed_end:
-            return optional
-        return worker_input.agreed_step(optional, empty_step(self._spec.element_spec), self._spec.agreed_end)
+            return self._steps.get_next_as_optional()
+        return worker_input.agreed_step(self._steps, self._spec.agreed_end)
 
     def _agreed_element(self) -> Any:
         step = self._next_step()
@@ -136,10 +149,22 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         nothing = tf.constant([], tf.string, shape=[0, 0])
-        return {"STEPS_ON_DEVICES": nothing if self._buffer is None else self._buffer.save()}
+        waiting = nothing if self._buffer is None else self._buffer.save()
+        if self._workers is not None:
+            waiting = worker_positions.by_worker(self._workers, self._own_state(waiting))
+        return {_WAITING: waiting}
+
+    def _own_state(self, waiting: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {**self._steps._serialize_to_tensors(), _WAITING: waiting}
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
-        saved = restored["STEPS_ON_DEVICES"]
+        saved = restored[_WAITING]
+        if self._workers is None:
+            worker_positions.check_one_for_all(saved)
+        else:
+            state = worker_positions.own(self._workers, saved, self._own_state(saved))
+            saved = state.pop(_WAITING)
+            self._steps._restore_from_tensors(state)
         if self._buffer is not None:
             self._buffer.restore(saved)
         elif saved.shape[0]:

@@ -160,7 +160,8 @@ def test_who_is_missing_is_told_in_every_log_and_in_the_end_in_an_error(quick_wo
     assert re.match(text, worker.error())
     for rank in (0, 2):
         name = re.escape(str(views[0].tasks[rank]))
-        assert re.search(rf"{name}: waiting for worker 1 \(.*\), worker 3 \(.*\) to start, for \d s so far\.", caplog.text)
+        said = rf"{name}: waiting for worker 1 \(.*\), worker 3 \(.*\) to start, for \d s so far\."
+        assert re.search(said, caplog.text)
 
 
 def test_a_chief_that_is_missing_is_named_with_the_reason(quick_words, caplog):
