@@ -292,7 +292,8 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         if not self._is_sum:
             return self._primary.read_value()
         own = tf.add_n([copy.read_value() for copy in self._values])
-        return over_workers.reduced(self._distribute_strategy.extended.workers, ReduceOp.SUM, own, self.name)
+        name = f"{self.name}, to save it: every worker must save"
+        return over_workers.reduced(self._distribute_strategy.extended.workers, ReduceOp.SUM, own, name)
 
     def _restore(self, value: tf.Tensor) -> None:
         """A sum is restored whole onto the first copy, so that it is exact for any number of replicas."""
