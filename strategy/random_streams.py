@@ -71,7 +71,9 @@ class RandomStreams(tf.train.experimental.PythonState):
     """The streams of one strategy, in the order in which random ops were traced.
 
     `tf.train.Checkpoint(random_streams=strategy.random_streams)` saves where all streams stand, and restores them: at
-    once those that exist, the others when they are made.
+    once those that exist, the others when they are made. (The seeds of Keras's own layers are variables of the model;
+    `tf.train.Checkpoint(model=model)` leaves them out, since Keras hides them from TensorFlow, and
+    `tf.train.Checkpoint(variables=model.variables)` does not.)
 
     Args:
         strategy: The strategy; with one replica nothing is replaced.
