@@ -18,10 +18,14 @@ from ..collective import WorkerGroup
 from . import worker_input, worker_positions
 from .device_buffer import DeviceBuffer, place
 from .distributed_optional import DistributedOptional, DistributedOptionalSpec
+from .epoch_start import EpochStart
 from .step_pipeline import pack
 
 # Under which a checkpoint keeps the steps that wait on devices; where each worker has a position of its own, all of it.
 _WAITING = "STEPS_ON_DEVICES"
+
+# Under which a checkpoint keeps the state at the start of the epoch.
+_START = "EPOCH_START"
 
 # A Python loop over an iterator inside `tf.function` unrolls without end; nobody unrolls so many steps on purpose.
 _MAX_NEXT_CALLS_WHILE_TRACING = 1000
@@ -45,18 +49,18 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
         spec: What elements they make, and where these belong.
         buffer: Steps that wait on the devices, or None.
         workers: The workers, where each has a position of its own; else None.
+        start: Its state when it was made; None inside `tf.function`.
     """
 
     def __init__(self, steps: tf.data.Iterator, spec: "DistributedIteratorSpec", buffer: DeviceBuffer | None = None,
-                 workers: WorkerGroup | None = None):
+                 workers: WorkerGroup | None = None, start: EpochStart | None = None):
         super().__init__()
         self._steps = steps
         self._spec = spec
         self._buffer = buffer
         self._num_traced_next_calls = 0
         self._workers = workers
-        if workers is None:
-            self._track_trackable(steps, "steps")
+        self._start = start
 
     @classmethod
     def over(cls, dataset: tf.data.Dataset, element_spec: Any, devices: Sequence[str],
@@ -79,7 +83,8 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
         spec = DistributedIteratorSpec(element_spec, devices, capacity, dataset.element_spec, agreed_end)
         buffer = DeviceBuffer.create(dataset.element_spec, devices, capacity) if capacity else None
         # Steps that wait on devices are this worker's too.
-        return cls(steps, spec, buffer, workers if reads_its_own or buffer is not None else None)
+        start = EpochStart(dataset, steps) if tf.executing_eagerly() else None
+        return cls(steps, spec, buffer, workers if reads_its_own or buffer is not None else None, start)
 
     @property
     def element_spec(self) -> Any:
@@ -149,22 +154,26 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         nothing = tf.constant([], tf.string, shape=[0, 0])
-        waiting = nothing if self._buffer is None else self._buffer.save()
-        if self._workers is not None:
-            waiting = worker_positions.by_worker(self._workers, self._own_state(waiting))
-        return {_WAITING: waiting}
+        state = self._own_state(nothing if self._buffer is None else self._buffer.save())
+        if self._workers is None:
+            return state
+        return {**dict.fromkeys(state, tf.constant("")), _WAITING: worker_positions.by_worker(self._workers, state)}
 
     def _own_state(self, waiting: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {**self._steps._serialize_to_tensors(), _WAITING: waiting}
+        start = tf.constant("") if self._start is None else self._start.state
+        return {**self._steps._serialize_to_tensors(), _WAITING: waiting, _START: start}
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
         saved = restored[_WAITING]
         if self._workers is None:
             worker_positions.check_one_for_all(saved)
+            state = dict(restored)
         else:
             state = worker_positions.own(self._workers, saved, self._own_state(saved))
-            saved = state.pop(_WAITING)
-            self._steps._restore_from_tensors(state)
+        saved, start = state.pop(_WAITING), state.pop(_START)
+        self._steps._restore_from_tensors(state)
+        if self._start is not None:
+            self._start.restore(start)
         if self._buffer is not None:
             self._buffer.restore(saved)
         elif saved.shape[0]:

@@ -5,7 +5,8 @@
     trainer.evaluate(eval_step, held_out.batch(128))
 """
 
+from .actions import EarlyStopping, StopOnNaN
 from .progress import BarProgress, LineProgress, Progress
 from .trainer import Trainer
 
-__all__ = ["BarProgress", "LineProgress", "Progress", "Trainer"]
+__all__ = ["BarProgress", "EarlyStopping", "LineProgress", "Progress", "StopOnNaN", "Trainer"]

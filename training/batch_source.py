@@ -10,6 +10,7 @@ The driver (`trainer.py`) keeps one for the training data, whose position outliv
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -79,12 +80,26 @@ class BatchSource:
         self._loops_in_epoch = 0
         self._steps_in_epoch = 0
 
-    def begin_loop(self) -> Any:
-        """The iterator of this epoch, for one loop; its next batch is the first that no step has seen."""
+    @property
+    def iterator(self) -> Any:
+        """The iterator of this epoch; its next batch is the first that no step has seen."""
         if self._iterator is None:
             self._iterator = iter(self._data.dataset)
-        self._loops_in_epoch += 1
         return self._iterator
+
+    def begin_loop(self) -> Any:
+        """The iterator, for one loop."""
+        self._loops_in_epoch += 1
+        return self.iterator
+
+    def position(self) -> dict[str, int]:
+        """What must be known besides the state of `iterator` to go on here."""
+        return {"loops_in_epoch": self._loops_in_epoch, "steps_in_epoch": self._steps_in_epoch}
+
+    def take_position(self, position: Mapping[str, int]) -> None:
+        """Goes on where `position` was taken; the state of `iterator` is restored apart."""
+        self._loops_in_epoch = position["loops_in_epoch"]
+        self._steps_in_epoch = position["steps_in_epoch"]
 
     def steps_to_end(self, epochs: int) -> int | None:
         """How many batches are left until the data will have ended `epochs` more times.

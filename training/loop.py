@@ -10,7 +10,7 @@ with the totals comes out.
     result["totals"]       # what the steps added up to, `.values` the vector
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +26,11 @@ def no_totals() -> tf.RaggedTensor:
     One zero: added to totals of any length it leaves them as they are.
     """
     return _as_ragged(tf.zeros([1], tf.float64))
+
+
+def with_totals(totals: Sequence[float]) -> tf.RaggedTensor:
+    """The totals of earlier steps, from the numbers of their one row."""
+    return _as_ragged(tf.constant(totals, tf.float64))
 
 
 def _as_ragged(totals: tf.Tensor) -> tf.RaggedTensor:

@@ -21,16 +21,20 @@ model, the optimizer and the step stay the user's.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from ..collective.options import is_integer
+from .actions import Action, taken
 from .batch_source import BatchSource, DistributedData, check_type, distribute
-from .loop import Loop, make_loop, no_totals
+from .call_record import Call
+from .checks import check_callable, check_finite, positive
+from .loop import Loop, make_loop, no_totals, with_totals
 from .progress import KINDS, Progress, make_progress
+from .run import Run
 from .step_outputs import StepOutputs
+from .stop_request import EXIT_STOPPED, StopRequest
 
 Step = Callable[[Any], Any]
 
@@ -80,6 +84,12 @@ class Trainer:
         *,
         steps_per_loop: int = 1,
         progress: str | Progress = "auto",
+        actions: Sequence[Action] = (),
+        model_dir: str | None = None,
+        state: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        save_every: int | None = None,
+        keep: int = 3,
     ) -> None:
         """Distributes the data and makes the step counter; nothing is traced or read yet.
 
@@ -92,22 +102,39 @@ class Trainer:
             steps, and show progress and take Ctrl-C less often; the numbers are the same.
           progress: "bar", "lines", "none", "auto" (a bar on a terminal, else lines), which the chief
             shows, or a `Progress`, which every worker tells.
+          actions: Called on every worker after each loop of training steps with the number of steps
+            so far and the loop's averages. One that returns True stops the training after this step.
+          model_dir: The folder of the run. A program that is started again with the same folder goes
+            on where its newest checkpoint stands, exactly: also after SIGKILL. SIGTERM and Ctrl-C
+            save a checkpoint and exit with code 75.
+          state: What checkpoints hold besides the step, the position in the data and the random
+            streams, by name: models, optimizers, variables.
+          settings: What must be the same whenever the run is started, of the types that JSON knows.
+          save_every: Steps between two checkpoints; None writes one at the end of each `train`.
+          keep: How many checkpoints are kept, the newest.
 
         Raises:
-          TypeError: `strategy`, `train_step` or `train_data` is of another type.
-          ValueError: `steps_per_loop` is no positive integer, or `progress` is unknown.
+          TypeError: `strategy`, `train_step` or `train_data` is of another type, or an action is no
+            function.
+          ValueError: A number is no positive integer, `progress` is unknown, arguments of a run that
+            is kept are given without `model_dir` or do not fit, or the folder holds another run.
+          OSError: The folder cannot be written to.
         """
         if not isinstance(strategy, tf.distribute.Strategy):
             raise TypeError(
                 f"`Trainer`: `strategy` is a {type(strategy).__name__} ({strategy!r}). Expected a "
                 "`tf.distribute.Strategy`. Pass `lockstep.MirroredStrategy()`."
             )
-        _check_callable("Trainer", "train_step", train_step)
+        check_callable("Trainer", "train_step", train_step)
         self._strategy = strategy
-        self._steps_per_loop = _positive("Trainer", "steps_per_loop", steps_per_loop)
+        self._steps_per_loop = positive("Trainer", "steps_per_loop", steps_per_loop)
         # The chief shows the progress of all; a display of the user's own is told on every worker.
         is_shown = getattr(strategy, "is_chief", True) or progress not in KINDS
         self._progress = make_progress(progress if is_shown else "none")
+        for action in actions:
+            check_callable("Trainer", "actions", action)
+        self._actions = tuple(actions)
+        self._kept = Run(strategy, model_dir, state, settings, save_every, keep, self._actions)
         self._train_data = distribute(strategy, train_data, "train_data")
         self._train_source = BatchSource(self._train_data, "train_data")
         with strategy.scope():
@@ -172,11 +199,12 @@ class Trainer:
                 "`train(steps=1000)` or `train(epochs=10)`."
             )
         if epochs is None:
-            count = _positive("train", "steps", steps)
+            count = positive("train", "steps", steps)
         else:
-            count = _positive("train", "epochs", epochs)
-            _check_finite(self._train_data, "train", "train_data", "Use `train(steps=...)`")
-        return self._run("train", self._train_loop, self._outputs, self._train_source, count, epochs is not None)
+            count = positive("train", "epochs", epochs)
+            check_finite(self._train_data, "train", "train_data", "Use `train(steps=...)`")
+        return self._run(self._begin("train"), self._train_loop, self._outputs, self._train_source, count,
+                         epochs is not None)
 
     def evaluate(
         self,
@@ -208,16 +236,16 @@ class Trainer:
             values that are no numbers.
           ValueError: The data has no end or no batch; the step returned values of a wrong shape.
         """
-        _check_callable("evaluate", "eval_step", eval_step)
+        check_callable("evaluate", "eval_step", eval_step)
         check_type(eval_data, "eval_data")
         data = self._eval_data(eval_data)
-        _check_finite(data, "evaluate", "eval_data", "Cut it with `eval_data.take(num_batches)`")
+        check_finite(data, "evaluate", "eval_data", "Cut it with `eval_data.take(num_batches)`")
         loop, outputs = self._eval_loop(eval_step)
-        return self._run("evaluate", loop, outputs, BatchSource(data, "eval_data"), 1, in_epochs=True)
+        return self._run(self._begin("evaluate"), loop, outputs, BatchSource(data, "eval_data"), 1, in_epochs=True)
 
     def _run(
         self,
-        title: str,
+        call: Call,
         loop: Loop,
         outputs: StepOutputs,
         source: BatchSource,
@@ -225,32 +253,71 @@ class Trainer:
         in_epochs: bool,
     ) -> dict[str, float]:
         """Runs loops until `count` steps have run or, in epochs, the data has ended `count` times."""
-        totals = no_totals()
-        num_steps = num_epochs = 0
-        self._progress.start(title, source.steps_to_end(count) if in_epochs else count)
+        is_training = source is self._train_source
+        ran_before = call.num_epochs if in_epochs else call.num_steps
+        if call.result is not None and (call.was_stopped or ran_before >= count):
+            return call.result
+        self._kept.calls.goes_on(call)
+        totals = with_totals(call.totals) if call.totals else no_totals()
+        self._progress.start(call.kind, source.steps_to_end(count - call.num_epochs) if in_epochs
+                             else count - call.num_steps)
         try:
-            while (num_epochs if in_epochs else num_steps) < count:
-                asked = self._steps_per_loop if in_epochs else min(self._steps_per_loop, count - num_steps)
-                with _naming_the_loop(title, self._steps_per_loop):
-                    result = loop(source.begin_loop(), tf.constant(asked, tf.int64), totals)
-                ran = int(result["num_steps"])
-                source.end_loop(ran, ended=ran < asked)
-                num_steps += ran
-                # An end before the first step is that of an epoch which an earlier call has trained on.
-                num_epochs += ran < asked and num_steps > 0
-                if ran:
-                    self._report(ran, outputs, totals, result["totals"])
-                    totals = result["totals"]
+            with StopRequest(self._strategy, catches_signals=is_training and self._kept.is_kept) as stop:
+                while (call.num_epochs if in_epochs else call.num_steps) < count and not call.was_stopped:
+                    asked = self._steps_per_loop if in_epochs else min(self._steps_per_loop, count - call.num_steps)
+                    if is_training:
+                        asked = min(asked, self._kept.steps_to_save(self.step) or asked)
+                    with _naming_the_loop(call.kind, self._steps_per_loop):
+                        result = loop(source.begin_loop(), tf.constant(asked, tf.int64), totals)
+                    ran = int(result["num_steps"])
+                    source.end_loop(ran, ended=ran < asked)
+                    call.num_steps += ran
+                    # An end before the first step is that of an epoch which an earlier call has trained on.
+                    call.num_epochs += ran < asked and call.num_steps > 0
+                    if ran:
+                        added = result["totals"].values.numpy() - totals.values.numpy()
+                        totals = result["totals"]
+                        call.totals = totals.values.numpy().tolist()
+                        values = outputs.averages(added)
+                        self._progress.update(ran, num_rows=int(added[0]), values=values)
+                        if is_training:
+                            self._end_loop(call, values, stop)
         finally:
             self._progress.stop()
-        return outputs.averages(totals.values.numpy())
+        call.result = outputs.averages(totals.values.numpy())
+        if is_training:
+            self._kept.save(self._step, source)
+        else:
+            self._kept.log(call, self.step, call.result)
+        return call.result
 
-    def _report(
-        self, num_steps: int, outputs: StepOutputs, before: tf.RaggedTensor, after: tf.RaggedTensor
-    ) -> None:
-        """Tells the display what one loop did, from the totals before and after it."""
-        added = after.values.numpy() - before.values.numpy()
-        self._progress.update(num_steps, num_rows=int(added[0]), values=outputs.averages(added))
+    def _end_loop(self, call: Call, values: dict[str, float], stop: StopRequest) -> None:
+        """What comes after a loop of training steps: the log, the actions, the checkpoint, a stop.
+
+        Raises:
+          SystemExit: A signal has asked for it; a checkpoint is written.
+        """
+        step = self.step
+        self._kept.log(call, step, values)
+        for action in self._actions:
+            if taken(action, step, values):
+                stop.ask()
+        is_agreed = stop.is_agreed() if self._actions or self._kept.is_kept else False
+        call.was_stopped = is_agreed and not stop.comes_of_a_signal
+        if self._kept.is_due(step) or stop.comes_of_a_signal:
+            self._kept.save(self._step, self._train_source)
+        if stop.comes_of_a_signal:
+            raise SystemExit(EXIT_STOPPED)
+
+    def _begin(self, kind: str) -> Call:
+        """A call of the program; the first one goes on where an earlier run has stopped."""
+        self._kept.resume(self._trace, self._step, self._train_source)
+        return self._kept.calls.begin(kind)
+
+    def _trace(self) -> None:
+        """Traces the training loop, so that all that the step makes exists."""
+        trace: Any = getattr(self._train_loop, "get_concrete_function")
+        trace(self._train_source.iterator, tf.constant(1, tf.int64), no_totals())
 
     def _make_eval_loop(self, eval_step: Step) -> tuple[Loop, StepOutputs]:
         outputs = StepOutputs("eval_step")
@@ -272,22 +339,3 @@ def _naming_the_loop(title: str, steps_per_loop: int) -> Iterator[None]:
             error.node_def, error.op, f"`{title}`: a step failed in a loop of up to {steps_per_loop} steps, and "
             "TensorFlow reports that other replicas were cancelled instead of why. Set `steps_per_loop=1` to see it. "
             f"{error.message}") from error
-
-
-def _check_callable(where: str, name: str, value: Any) -> None:
-    if not callable(value):
-        raise TypeError(
-            f"`{where}`: `{name}` is a {type(value).__name__} ({value!r}). Expected a function of one batch. Pass "
-            "the function itself, not its result."
-        )
-
-
-def _positive(where: str, name: str, value: Any) -> int:
-    if not is_integer(value) or value < 1:
-        raise ValueError(f"`{where}`: `{name}` is {value!r}. Expected an integer of 1 or more. Correct `{name}`.")
-    return int(value)
-
-
-def _check_finite(data: DistributedData, where: str, name: str, fix: str) -> None:
-    if data.is_infinite:
-        raise ValueError(f"`{where}`: `{name}` has no end. Expected data that ends, to count its epochs. {fix}.")

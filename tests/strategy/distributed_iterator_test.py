@@ -236,3 +236,20 @@ def test_a_generator_cannot_be_saved_and_says_so(tmp_path):
     iterator = iter(distributed(dataset.batch(2), 2))
     with pytest.raises(tf.errors.FailedPreconditionError, match="stateful"):
         tf.train.Checkpoint(iterator=iterator).save(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("taken", range(5))
+def test_the_epochs_after_the_restored_one_are_shuffled_as_they_would_have_been(tmp_path, taken):
+    def dataset():
+        return distributed(tf.data.Dataset.range(14).shuffle(14, seed=3).batch(4).prefetch(2), 2)
+
+    before = dataset()
+    iterator = iter(before)
+    for _ in range(taken):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).write(tmp_path / "checkpoint")
+    expected = [rows_left(iterator), rows_left(iter(before)), rows_left(iter(before))]
+    after = dataset()
+    again = iter(after)
+    tf.train.Checkpoint(iterator=again).read(path).assert_consumed()
+    assert [rows_left(again), rows_left(iter(after)), rows_left(iter(after))] == expected

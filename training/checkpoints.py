@@ -1,0 +1,157 @@
+"""The checkpoints of a run: folders in one directory, each complete or absent.
+
+    run/checkpoints/step_000000300/state.index, state.data-...    what `tf.train.Checkpoint` writes
+                                   facts.json                     what else is to be known, plain JSON
+
+A checkpoint is written under another name and renamed when it is complete, so one that was cut short is never picked,
+and is removed by the next. Before one is restored all of it is read once, which verifies TensorFlow's checksums; one
+that cannot be read is passed over, and the one before is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from typing import Any, Mapping
+
+import tensorflow as tf
+from absl import logging
+
+from ..strategy import busy
+
+_NAME = re.compile(r"step_(\d+)")
+_UNFINISHED = ".unfinished"
+_STATE = "state"
+_FACTS = "facts.json"
+
+
+class Checkpoints:
+    """The checkpoints in one directory.
+
+    Args:
+        directory: Made if it does not exist. On several workers all see the same one.
+        keep: How many of the newest are kept.
+        strategy: Tells who writes, and waits for all.
+
+    Raises:
+        OSError: The directory cannot be made or written to.
+    """
+
+    def __init__(self, directory: str, keep: int, strategy: tf.distribute.Strategy):
+        self._directory, self._keep, self._strategy = directory, keep, strategy
+        self._is_chief = getattr(strategy, "is_chief", True)
+        if self._is_chief:
+            os.makedirs(directory, exist_ok=True)
+            if not os.access(directory, os.W_OK):
+                raise OSError(f"`Trainer`: cannot write to {directory}. Choose another `model_dir`.")
+
+    def save(self, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+        """Writes a checkpoint, and removes old ones.
+
+        Synchronisation: every worker calls, and goes on when it is complete.
+
+        Args:
+            step: Names it; one of this step that exists is replaced.
+            state: What `tf.train.Checkpoint` takes, by name.
+            facts: What else is to be known, of the types that JSON knows.
+
+        Returns:
+            Its folder.
+        """
+        final = os.path.join(self._directory, f"step_{step:09d}")
+        unfinished = final + _UNFINISHED
+        with busy("saving a checkpoint"):
+            if self._is_chief:
+                for name in os.listdir(self._directory):
+                    if name.endswith(_UNFINISHED):
+                        shutil.rmtree(os.path.join(self._directory, name))
+                os.makedirs(unfinished)
+            tf.train.Checkpoint(**state).write(os.path.join(unfinished, _STATE))
+            if self._is_chief:
+                _write(os.path.join(unfinished, _FACTS), json.dumps(dict(facts)))
+                if os.path.exists(final):
+                    shutil.rmtree(final)
+                os.rename(unfinished, final)
+                _sync(self._directory)
+                for old in self._steps()[:-self._keep]:
+                    shutil.rmtree(self._folder(old))
+        self._barrier("checkpoint written")
+        return final
+
+    def restore(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Restores the newest checkpoint that can be read.
+
+        Synchronisation: every worker calls.
+
+        Args:
+            state: As for `save`; all variables exist.
+
+        Returns:
+            Its facts, None if there is no checkpoint.
+
+        Raises:
+            ValueError: The checkpoint is one of something else than `state`.
+        """
+        readable = -1
+        if self._is_chief:
+            readable = next((step for step in reversed(self._steps()) if self._is_readable(step)), -1)
+        # All restore what the chief has found: it alone has removed or replaced anything.
+        step = readable if self._strategy.num_replicas_in_sync == 1 or not hasattr(self._strategy, "broadcast") \
+            else int(self._strategy.broadcast(readable))
+        if step < 0:
+            return None
+        folder = self._folder(step)
+        with open(os.path.join(folder, _FACTS), encoding="utf-8") as file:
+            facts: dict[str, Any] = json.load(file)
+        status = tf.train.Checkpoint(**state).read(os.path.join(folder, _STATE))
+        try:
+            status.assert_consumed()
+        except AssertionError as error:
+            raise ValueError(
+                f"`Trainer`: {folder} is a checkpoint of something else: {str(error).splitlines()[0]} Train the same "
+                "model with the same optimizer, or choose another `model_dir`.") from error
+        return facts
+
+    def _steps(self) -> list[int]:
+        """The steps of the complete checkpoints, ascending."""
+        found = (_NAME.fullmatch(name) for name in os.listdir(self._directory))
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def _folder(self, step: int) -> str:
+        return os.path.join(self._directory, f"step_{step:09d}")
+
+    def _is_readable(self, step: int) -> bool:
+        try:
+            prefix = os.path.join(self._folder(step), _STATE)
+            for name, dtype in tf.train.load_checkpoint(prefix).get_variable_to_dtype_map().items():
+                tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=[name], shape_and_slices=[""], dtypes=[dtype])
+            with open(os.path.join(self._folder(step), _FACTS), encoding="utf-8") as file:
+                json.load(file)
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            logging.warning("Trainer: cannot read the checkpoint %s (%s); taking the one before.", self._folder(step),
+                            str(error).splitlines()[0])
+            return False
+        return True
+
+    def _barrier(self, name: str) -> None:
+        barrier = getattr(self._strategy, "barrier", None)
+        if barrier is not None:
+            barrier(name)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: str) -> None:
+    """Makes the names in a directory outlast a crash of the machine."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,145 @@
+"""What a run keeps in its folder, so that it can be killed at any moment and go on exactly.
+
+    model_dir/checkpoints/    model, optimizer, step, position in the data, random streams, and what was called
+    model_dir/log.jsonl       a line for each loop of steps
+    model_dir/settings.json   what must not change from one start to the next
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Callable, Mapping, Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from ..collective.options import is_integer
+from .actions import Action
+from .batch_source import BatchSource
+from .call_record import Call, CallRecord
+from .checkpoints import Checkpoints
+from .run_log import RunLog
+
+_OWN_NAMES = ("step", "data", "random_streams")
+
+
+class Run:
+    """A run and its folder.
+
+    Args:
+        strategy: Whose replicas train.
+        model_dir: The folder; None keeps nothing.
+        state: What checkpoints hold of the user's, by name: models, optimizers, variables.
+        settings: What the run was started with, of the types that JSON knows; a start with others is refused.
+        save_every: Steps between two checkpoints; None writes one at the end of each call of `train`.
+        keep: How many checkpoints are kept.
+        actions: Those with `state()` and `restore(state)` go on where they were too.
+
+    Attributes:
+        calls: What the program has called.
+
+    Raises:
+        ValueError: The arguments do not fit together, or the folder holds a run with other settings.
+        OSError: The folder cannot be written to.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, model_dir: str | None, state: Mapping[str, Any] | None,
+                 settings: Mapping[str, Any] | None, save_every: int | None, keep: int,
+                 actions: Sequence[Action] = ()):
+        self.calls = CallRecord()
+        self._strategy = strategy
+        self._actions: list[Any] = [action for action in actions if hasattr(action, "state")]
+        self._checkpoints: Checkpoints | None = None
+        self._log = RunLog(None)
+        self._save_every = save_every
+        self._saved_step = -1
+        self._is_ready = model_dir is None
+        for name, value in (("save_every", save_every), ("keep", keep)):
+            if value is not None and (not is_integer(value) or value < 1):
+                raise ValueError(f"`Trainer`: `{name}` is {value!r}. Expected an integer of 1 or more.")
+        if model_dir is None:
+            if state is not None or save_every is not None or settings is not None:
+                raise ValueError("`Trainer`: `state`, `save_every` and `settings` are for a run that is kept. Give "
+                                 "`model_dir`, the folder for it, too.")
+            return
+        if not state or any(name in _OWN_NAMES or not name.isidentifier() for name in state):
+            raise ValueError(f"`Trainer`: `state` is {state!r}. Expected a dict of what checkpoints shall hold, such "
+                             f"as {{'model': model, 'optimizer': optimizer}}, with other names than {_OWN_NAMES}.")
+        if not hasattr(strategy, "random_streams"):
+            raise ValueError(f"`Trainer`: `model_dir` with a {type(strategy).__name__}, whose input and random streams "
+                             "cannot be saved. Use a strategy of Lockstep.")
+        self._state = dict(state)
+        self._checkpoints = Checkpoints(os.path.join(model_dir, "checkpoints"), keep, strategy)
+        if strategy.is_chief:
+            _check_settings(os.path.join(model_dir, "settings.json"), dict(settings or {}))
+            self._log = RunLog(os.path.join(model_dir, "log.jsonl"))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a folder."""
+        return self._checkpoints is not None
+
+    def resume(self, trace: Callable[[], Any], step: tf.Variable, source: BatchSource) -> None:
+        """Goes on where the newest checkpoint stands, the first time that it is called.
+
+        Args:
+            trace: Traces the step, so that everything that it makes is there to be restored.
+            step: The counter.
+            source: The position in the data.
+        """
+        if self._is_ready:
+            return
+        assert self._checkpoints is not None
+        self._is_ready = True
+        trace()
+        facts = self._checkpoints.restore(self._everything(step, source))
+        if facts is None:
+            self._log.cut(0)
+            return
+        source.take_position(facts["data"])
+        self.calls.restore(facts["calls"])
+        self._log.cut(facts["log_size"])
+        for action, kept in zip(self._actions, facts["actions"]):
+            action.restore(kept)
+        self._saved_step = int(step.read_value())
+        logging.info("Trainer: goes on after step %d.", self._saved_step)
+
+    def steps_to_save(self, step: int) -> int | None:
+        """How many steps are left until the next checkpoint is due, None if none is."""
+        return None if self._save_every is None or not self.is_kept else self._save_every - step % self._save_every
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after this step."""
+        return self._save_every is not None and self.is_kept and step % self._save_every == 0
+
+    def save(self, step: tf.Variable, source: BatchSource) -> None:
+        """Writes a checkpoint, unless there is one of this step with the same calls. Every worker calls."""
+        if self._checkpoints is None:
+            return
+        facts = {"data": source.position(), "calls": self.calls.to_json(), "log_size": self._log.size,
+                 "actions": [action.state() for action in self._actions]}
+        self._saved_step = int(step.read_value())
+        self._checkpoints.save(self._saved_step, self._everything(step, source), facts)
+
+    def log(self, call: Call, step: int, values: Mapping[str, float]) -> None:
+        """Adds a line to the log."""
+        self._log.write(call.kind, step, values)
+
+    def _everything(self, step: tf.Variable, source: BatchSource) -> dict[str, Any]:
+        return {**self._state, "step": step, "data": source.iterator, "random_streams": self._strategy.random_streams}
+
+
+def _check_settings(path: str, settings: dict[str, Any]) -> None:
+    """Keeps the settings of a new run, and compares those of one that goes on."""
+    if not os.path.exists(path):
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(settings, file)
+        return
+    with open(path, encoding="utf-8") as file:
+        before = json.load(file)
+    differing = [f"{name} was {before.get(name)!r} and is {settings.get(name)!r}"
+                 for name in sorted({*before, *settings}) if before.get(name) != settings.get(name)]
+    if differing:
+        raise ValueError(f"`Trainer`: {os.path.dirname(path)} holds a run with other settings: {', '.join(differing)}. "
+                         "Start it as it was, or choose another `model_dir`.")
