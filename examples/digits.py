@@ -2,7 +2,9 @@
 
 The replicas are GPUs where the machine has enough of them, else virtual CPU devices. 1,437 digits
 train, 360 are held out. The last two lines of the output are the accuracy on these and a hash of
-the weights, the same on every run with the same flags on one machine.
+the weights, the same on every run with the same flags on one machine. A run that is interrupted,
+by Ctrl-C or by SIGKILL, goes on when it is started again with the same `--model_dir`, and ends with the
+same lines; one that has ended trains no more.
 
     python examples/digits.py --replicas=4
     lockstep launch --workers=2 examples/digits.py --replicas=4
@@ -26,12 +28,14 @@ DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "digits.
 HELD_OUT_PER_DIGIT = 36
 SPLIT_SEED = 0
 STEPS_PER_LOOP = 5
+STEPS_PER_CHECKPOINT = 50
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("replicas", 4, "How many copies of the model train together, on all workers.", lower_bound=1)
 flags.DEFINE_integer("steps", 300, "How many steps to train.", lower_bound=1)
 flags.DEFINE_integer("global_batch", 128, "Digits per step, over all replicas.", lower_bound=1)
-flags.DEFINE_string("model_dir", os.path.join(tempfile.gettempdir(), "lockstep_digits"), "Where the model is saved.")
+flags.DEFINE_string("model_dir", None, "Where the run is kept, to be continued, and the model saved; if not given, a new "
+                    "temporary folder.")
 flags.DEFINE_integer("seed", 1, "Seed of the first weights and of the order of the digits.", lower_bound=0)
 
 
@@ -80,14 +84,19 @@ def make_model():
     )
 
 
-def check_writable(folder):
-    """Makes the folder, and raises before training where the model could not be saved after it."""
+def make_folder(strategy):
+    """The folder of the run, the same on all workers; raises before training where nothing could be saved in it."""
+    if FLAGS.model_dir is None:
+        chosen = tempfile.mkdtemp(prefix="lockstep_digits_") if strategy.is_chief else ""
+        return strategy.broadcast(chosen).numpy().decode()
+    folder = FLAGS.model_dir
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise app.UsageError(f"--model_dir={folder}: cannot write there ({error}). Choose another folder.") from error
+    return folder
 
 
 def hash_of(weights):
@@ -101,8 +110,8 @@ def hash_of(weights):
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}. Flags start with --.")
-    check_writable(FLAGS.model_dir)
     strategy = make_strategy(FLAGS.replicas)
+    model_dir = make_folder(strategy)
     keras.utils.set_random_seed(FLAGS.seed)
     tf.config.experimental.enable_op_determinism()
     train, held_out = load_digits()
@@ -130,11 +139,16 @@ def main(argv):
         losses, hits = losses_and_hits(*batch, training=False)
         return {"loss": losses, "accuracy": hits}
 
-    trainer = Trainer(strategy, train_step, train_data.batch(FLAGS.global_batch), steps_per_loop=STEPS_PER_LOOP)
+    trainer = Trainer(
+        strategy, train_step, train_data.batch(FLAGS.global_batch), steps_per_loop=STEPS_PER_LOOP,
+        model_dir=model_dir, state={"model": model, "optimizer": optimizer}, save_every=STEPS_PER_CHECKPOINT,
+        settings={name: FLAGS[name].value for name in ("replicas", "steps", "global_batch", "seed")})
     trainer.train(steps=FLAGS.steps)
     result = trainer.evaluate(eval_step, eval_data.batch(FLAGS.global_batch))
     if strategy.is_chief:
-        model.save(os.path.join(FLAGS.model_dir, "digits.keras"))
+        path = os.path.join(model_dir, "digits.keras")
+        model.save(path)
+        print(f"saved in {path}")
         print(f"test accuracy {result['accuracy']:.3f}")
         print(f"weights {hash_of(model.weights)}")
 

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,36 @@ def succeed(program, *flags):
 
 
 def test_digits_ends_with_accuracy_and_hash_the_same_on_every_run(tmp_path):
-    flags = ["--steps=20", "--replicas=2", f"--model_dir={tmp_path}"]
-    first, second = succeed("digits.py", *flags), succeed("digits.py", *flags)
+    flags = ["--steps=20", "--replicas=2"]
+    first, second = (succeed("digits.py", *flags, *where) for where in ([f"--model_dir={tmp_path}"], []))
     assert re.fullmatch(r"test accuracy 0\.\d{3}", first[-2])
     assert re.fullmatch(r"weights [0-9a-f]{64}", first[-1])
     assert first[-2:] == second[-2:]
     assert (tmp_path / "digits.keras").stat().st_size > 0
     assert any(line.startswith("train: step 20/20, loss ") and "accuracy " in line for line in first)
+
+
+def test_digits_that_is_killed_goes_on_and_ends_with_the_lines_of_an_undisturbed_run(tmp_path):
+    flags = ["--steps=60", "--replicas=2"]
+    undisturbed = succeed("digits.py", *flags)
+    command = [sys.executable, str(EXAMPLES / "digits.py"), *flags, f"--model_dir={tmp_path}"]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + DEADLINE_SECS
+    while not (tmp_path / "checkpoints" / "step_000000050").exists() and killed.poll() is None:
+        assert time.monotonic() < deadline
+    killed.kill()
+    killed.wait()
+    assert succeed("digits.py", *flags, f"--model_dir={tmp_path}")[-2:] == undisturbed[-2:]
+
+
+def test_digits_on_two_workers_prints_its_last_lines_once():
+    finished = subprocess.run(
+        [sys.executable, "-m", "lockstep", "launch", "--workers=2", str(EXAMPLES / "digits.py"), "--steps=20"],
+        capture_output=True, text=True, timeout=DEADLINE_SECS)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    lines = finished.stdout.splitlines()
+    assert [line for line in lines if "test accuracy" in line or "] weights " in line] == lines[-2:]
+    assert re.fullmatch(r"\[worker 0\] test accuracy 0\.\d{3}", lines[-2])
 
 
 def test_digits_learns_with_its_default_flags(tmp_path):
