@@ -34,8 +34,8 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("replicas", 4, "How many copies of the model train together, on all workers.", lower_bound=1)
 flags.DEFINE_integer("steps", 300, "How many steps to train.", lower_bound=1)
 flags.DEFINE_integer("global_batch", 128, "Digits per step, over all replicas.", lower_bound=1)
-flags.DEFINE_string("model_dir", None, "Where the run is kept, to be continued, and the model saved; if not given, a new "
-                    "temporary folder.")
+flags.DEFINE_string("model_dir", None, "Where the run is kept, to be continued, and the model saved; if not given, a "
+                    "new temporary folder.")
 flags.DEFINE_integer("seed", 1, "Seed of the first weights and of the order of the digits.", lower_bound=0)
 
 
