@@ -283,8 +283,13 @@ def the_driver(strategy: lockstep.Strategy) -> Any:
         return {"loss": loss, "x": x}
 
     data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0, 10.0]).batch(4)
-    trainer = lockstep.training.Trainer(strategy, train_step, data, steps_per_loop=3, progress="none")
-    trained = [trainer.train(epochs=1), trainer.train(steps=3)]
+    def stop_after_six(step: int, outputs: Any) -> bool:
+        """The last worker alone asks; all must stop."""
+        return step == 6 and strategy.worker_index == strategy.num_workers - 1
+
+    trainer = lockstep.training.Trainer(strategy, train_step, data, steps_per_loop=3, progress="none",
+                                        actions=[stop_after_six])
+    trained = [trainer.train(epochs=1), trainer.train(steps=8)]
     return trained, trainer.evaluate(lambda x: {"loss": lockstep.average_loss(x), "x": x}, data), trainer.step, weight
 
 
