@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from .command_line import Parser, seconds, whole_number
 from .free_ports import LAST_PORT, is_free
+from .node_meeting import NodeMeeting
 
 DEFAULT_PORT = 12355
 DESCRIPTION = """\
@@ -31,12 +32,17 @@ second Ctrl-C kills them. Workers end with the launcher, also if that is killed.
 
 several machines: run the same command on each, only --node-rank differs.
 Worker i of a machine listens on that machine's port plus i; the first worker
-of the first machine is the chief. With --max-restarts every machine's launcher
-starts its own workers again when they fail, on the same ports; when a worker
-is lost, those of all machines fail.
+of the first machine is the chief. Name all machines with --nodes, or say how
+many there are and where the chief is: the launchers tell each other the rest,
+through the chief's port, before the workers start. With --max-restarts every
+machine's launcher starts its own workers again when they fail, on the same
+ports; when a worker is lost, those of all machines fail.
 
   host0$ lockstep launch --workers=8 --nodes=host0,host1 --node-rank=0 train.py
   host1$ lockstep launch --workers=8 --nodes=host0,host1 --node-rank=1 train.py
+
+  host0$ lockstep launch --workers=8 --nnodes=2 --node-rank=0 \\
+             --chief-address=host0:12355 train.py
 
 exit code: 0, that of the worker that failed first, 128 + the number of the
 signal that ended it or that the launcher got, or 2 for a command line that
@@ -52,6 +58,7 @@ class LaunchOptions:
       program: What each runs in Python: a script and its arguments, or "-m", a module and its arguments.
       nodes: "host:port" of each machine's first worker; empty where this machine is the only one.
       node_rank: This machine's position in `nodes`.
+      meeting: How `nodes` is found out, None where the command line says it.
       log_dir: Where the workers' log files go, None for none.
       max_restarts: How often the job may be started again.
       grace_secs: How long workers have to end by themselves.
@@ -62,6 +69,7 @@ class LaunchOptions:
     program: tuple[str, ...]
     nodes: tuple[str, ...] = ()
     node_rank: int = 0
+    meeting: NodeMeeting | None = None
     log_dir: str | None = None
     max_restarts: int = 0
     grace_secs: float = 10.0
@@ -95,6 +103,7 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
     options = LaunchOptions(
         num_workers=args.workers,
         program=(*(["-m"] if args.module else []), *args.program),
+        meeting=_meeting(args, parser),
         nodes=_nodes(args, parser),
         node_rank=args.node_rank or 0,
         log_dir=args.log_dir,
@@ -102,9 +111,10 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
         grace_secs=args.grace_seconds,
         is_isolated=args.isolate,
     )
-    if options.is_isolated and len(options.nodes) > 1:
-        parser.error(f"--isolate with {len(options.nodes)} nodes: isolated workers reach no other machine. Leave out "
-                     "one of the two")
+    num_nodes = max(len(options.nodes), args.nnodes or 1)
+    if options.is_isolated and num_nodes > 1:
+        parser.error(f"--isolate with {num_nodes} nodes: isolated workers reach no other machine. Leave out one of the "
+                     "two")
     _check_program(args, parser)
     _check_ports(options, parser)
     _check_log_dir(options, parser)
@@ -133,8 +143,12 @@ def _make_parser() -> Parser:
         "nobody else can reach them then; nor can the workers reach anybody, so the data must be on this machine")
     add("--nodes", metavar="HOST[:PORT],...", help="all machines, the same list on each; HOST as the others reach it")
     add("--node-rank", type=whole_number(0), metavar="R", help="which of them this is: 0, 1, ...")
-    add("--port", type=whole_number(1), default=DEFAULT_PORT, metavar="P",
-        help=f"the first worker's port on machines that --nodes names without one ({DEFAULT_PORT})")
+    add("--nnodes", type=whole_number(1), metavar="N", help="how many machines there are, in place of --nodes")
+    add("--chief-address", metavar="HOST:PORT", help="where the first worker of node 0 listens, with --nnodes")
+    add("--port", type=whole_number(1), metavar="P", help="the first worker's port on machines that --nodes names "
+        f"without one ({DEFAULT_PORT}); with --nnodes that of this machine (the chief's)")
+    add("--start-timeout", type=seconds, default=600.0, metavar="S",
+        help="with --nnodes, how long to wait for the other machines' launchers (600)")
     add("program", nargs=argparse.PARSER, metavar="script", help="what every worker runs, and its arguments")
     return parser
 
@@ -142,7 +156,7 @@ def _make_parser() -> Parser:
 def _nodes(args: argparse.Namespace, parser: Parser) -> tuple[str, ...]:
     """Each machine's first address."""
     if args.nodes is None:
-        if args.node_rank is not None:
+        if args.node_rank is not None and args.nnodes is None:
             parser.error(f"--node-rank={args.node_rank} without --nodes. Name all machines with --nodes=HOST0,HOST1")
         return ()
     nodes = []
@@ -150,7 +164,7 @@ def _nodes(args: argparse.Namespace, parser: Parser) -> tuple[str, ...]:
         match = re.fullmatch(r"(\[[^\[\]]+\]|[^\s:/\[\]]+)(?::([0-9]+))?", node)
         if match is None:
             parser.error(f"--nodes={args.nodes}: {node!r} is no HOST or HOST:PORT; an IPv6 address stands in brackets")
-        first = int(match.group(2) or args.port)
+        first = int(match.group(2) or args.port or DEFAULT_PORT)
         if not 1 <= first <= LAST_PORT - args.workers + 1:
             parser.error(f"--nodes={args.nodes}: {args.workers} ports from {first} on are not all in 1 to {LAST_PORT}")
         nodes.append(f"{match.group(1)}:{first}")
@@ -162,6 +176,26 @@ def _nodes(args: argparse.Namespace, parser: Parser) -> tuple[str, ...]:
     if args.node_rank >= len(nodes):
         parser.error(f"--node-rank={args.node_rank} with {len(nodes)} nodes. Expected 0 to {len(nodes) - 1}")
     return tuple(nodes)
+
+
+def _meeting(args: argparse.Namespace, parser: Parser) -> NodeMeeting | None:
+    """How the other machines are found."""
+    if args.nnodes is None and args.chief_address is None:
+        return None
+    if args.nodes is not None:
+        parser.error("--nodes together with --nnodes or --chief-address. Use one of the two ways to say where the "
+                     "machines are")
+    if args.nnodes is None or args.chief_address is None or args.node_rank is None:
+        parser.error("--nnodes, --node-rank and --chief-address belong together. Give all three on every machine")
+    if args.node_rank >= args.nnodes:
+        parser.error(f"--node-rank={args.node_rank} with {args.nnodes} nodes. Expected 0 to {args.nnodes - 1}")
+    match = re.fullmatch(r"(\[[^\[\]]+\]|[^\s:/\[\]]+):([0-9]+)", args.chief_address)
+    first = int(match.group(2)) if match else 0
+    if not 1 <= first <= LAST_PORT - args.workers + 1:
+        parser.error(f"--chief-address={args.chief_address}: expected HOST:PORT, the ports of {args.workers} workers "
+                     f"in 1 to {LAST_PORT}")
+    port = first if args.node_rank == 0 or args.port is None else args.port
+    return NodeMeeting(args.chief_address, args.nnodes, args.node_rank, args.workers, port, args.start_timeout)
 
 
 def _addresses(node: str, num_workers: int) -> list[str]:

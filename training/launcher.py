@@ -8,6 +8,7 @@ what each worker finds in its environment, `worker_process.py` is one worker and
 """
 
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,11 @@ def _launch(options: LaunchOptions, console: Console, signals: StopSignals) -> i
     gpus, note = share_gpus(visible_gpus(os.environ), options.num_workers)
     if note:
         console.say(note)
+    if options.meeting is not None:
+        nodes = options.meeting.meet(console.say, lambda: bool(signals.received))
+        if not nodes:
+            return 128 + signals.received[0]
+        options = dataclasses.replace(options, nodes=nodes)
     for restart_count in range(options.max_restarts + 1):
         if restart_count:
             console.say(f"restart {restart_count} of {options.max_restarts}.")

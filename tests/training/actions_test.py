@@ -9,7 +9,8 @@ from testing.replicas import mirrored
 
 def trainer(actions, rows=8, **options):
     data = tf.data.Dataset.range(rows).batch(2)
-    return Trainer(mirrored(2), lambda x: {"x": tf.cast(x, tf.float32)}, data, progress="none", actions=actions, **options)
+    return Trainer(mirrored(2), lambda x: {"x": tf.cast(x, tf.float32)}, data, progress="none", actions=actions,
+                   **options)
 
 
 def test_an_action_sees_the_step_and_the_averages_of_its_loop():
@@ -69,7 +70,10 @@ def test_early_stopping_goes_on_with_the_run(tmp_path):
     assert again.step == 5
 
 
-@pytest.mark.parametrize("options, text", [({"patience": 0}, "`patience` is 0"), ({"patience": 2, "mode": "up"}, "'up'")])
+@pytest.mark.parametrize("options, text", [
+    ({"patience": 0}, "`patience` is 0"),
+    ({"patience": 2, "mode": "up"}, "`mode` is 'up'"),
+])
 def test_early_stopping_checks_its_arguments(options, text):
     with pytest.raises(ValueError, match=text):
         EarlyStopping("x", **options)

@@ -65,6 +65,13 @@ def test_machines_get_the_default_port_or_their_own():
     ("--workers=1 no/such.py", "there is no script 'no/such.py' in {folder}. A module is named after -m"),
     ("--workers=1 -m no_such.module", "there is no module 'no_such.module'. A file is named without -m"),
     ("--workers=1 -m .relative", "there is no module '.relative'. A file is named without -m"),
+    ("--workers=1 --nnodes=2 --node-rank=0 train.py", "--nnodes, --node-rank and --chief-address belong together. Give "
+                                                      "all three on every machine"),
+    ("--workers=1 --nnodes=2 --chief-address=a:1 --nodes=a,b train.py", "--nodes together with --nnodes or "
+     "--chief-address. Use one of the two ways to say where the machines are"),
+    ("--workers=1 --nnodes=2 --chief-address=a:1 --node-rank=2 x.py", "--node-rank=2 with 2 nodes. Expected 0 to 1"),
+    ("--workers=1 --nnodes=2 --chief-address=a --node-rank=1 x.py", "--chief-address=a: expected HOST:PORT, the ports "
+                                                                    "of 1 workers in 1 to 65535"),
     ("--workers=1 --node-rank=0 train.py", "--node-rank=0 without --nodes. Name all machines with --nodes=HOST0,HOST1"),
     ("--workers=1 --nodes=a,b train.py", "--nodes without --node-rank. Say which of them this machine is, counted from "
                                          "0"),

@@ -215,3 +215,42 @@ def test_several_machines_agree_on_all_addresses(tmp_path, script):
     assert [config["task"]["index"] for _, config in configs] == [0, 1, 2, 3]
     assert configs[0][1]["cluster"]["worker"] == [f"127.0.0.1:{start + i}" for start in starts for i in range(2)]
     assert all(config["cluster"] == configs[0][1]["cluster"] for _, config in configs)
+
+
+def test_several_machines_find_each_other_through_the_chiefs_address(tmp_path, script):
+    starts = two_ports(), two_ports()
+    name = script(SHOW)
+    options = ("--workers=2", "--nnodes=2", f"--chief-address=127.0.0.1:{starts[0]}", "--start-timeout=20")
+    for node in range(2):
+        (tmp_path / str(node)).mkdir()
+    own_port = f"--port={starts[1]}"
+    with Launch(tmp_path / "1", *options, "--node-rank=1", own_port, f"../{name}", "TF_CONFIG") as second, \
+            Launch(tmp_path / "0", *options, "--node-rank=0", f"../{name}", "TF_CONFIG") as first:
+        assert (first.wait(), second.wait()) == (0, 0)
+        configs = [json.loads(json.loads(line[11:])[0])
+                   for line in sorted(first.out.splitlines() + second.out.splitlines())]
+    assert [config["task"]["index"] for config in configs] == [0, 1, 2, 3]
+    assert all(config["cluster"]["worker"] == [f"127.0.0.1:{start + i}" for start in starts for i in range(2)]
+               for config in configs)
+
+
+@pytest.mark.parametrize("rank, missing", [(0, "node 1"), (1, r"node 0 \(127.0.0.1:\d+\)")])
+def test_a_machine_that_is_never_started_is_named(tmp_path, script, rank, missing):
+    chief = f"--chief-address=127.0.0.1:{two_ports()}"
+    with Launch(tmp_path, "--workers=1", "--nnodes=2", chief, f"--node-rank={rank}", "--start-timeout=3.5",
+                script(SHOW)) as launch:
+        assert launch.wait() == 1
+        assert re.search(f"waiting for {missing}, for 3 s so far", launch.err)
+        assert re.search(f"cannot start the workers: {missing} did not start within 4 s", launch.err)
+
+
+def test_machines_that_were_started_with_different_options_all_say_so(tmp_path, script):
+    name, port = script(SHOW), two_ports()
+    options = ("--nnodes=2", f"--chief-address=127.0.0.1:{port}", "--start-timeout=20", f"../{name}")
+    for node in range(2):
+        (tmp_path / str(node)).mkdir()
+    with Launch(tmp_path / "0", "--workers=1", "--node-rank=0", *options) as first, \
+            Launch(tmp_path / "1", "--workers=2", "--node-rank=1", *options) as second:
+        for launch in (first, second):
+            assert launch.wait() == 1
+            assert "--workers is 1 on node 0 and 2 on node 1. Start all launchers with the same" in launch.err
