@@ -11,6 +11,7 @@ text: what waits in one raises it.
 
 from __future__ import annotations
 
+import errno
 import selectors
 import threading
 import time
@@ -21,12 +22,15 @@ from absl import logging
 from ..collective import CollectiveOptions, WorkerGroup
 from . import activity
 from .cluster import Cluster
-from .connection import MACHINE_SILENT_SECONDS, Connection
+from .connection import Connection
 from .waits import Peer, judged
 
 # Seconds between two looks, and between two signs of life.
 TICK = 0.25
 BEAT = 1.0
+
+# What the kernel says when not a process but a machine or the network has gone.
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 _FLUSH = 1.0
 
@@ -176,8 +180,8 @@ class Watch:
 
 def _broken(peer: Peer, now: float, error: Exception) -> str:
     """Why a connection has ended without a word, as far as it can be told."""
-    if isinstance(error.__cause__, TimeoutError):
-        return (f"{peer.name} does not answer: its machine is down, or the network is. Its kernel has given no sign "
-                f"for {MACHINE_SILENT_SECONDS} s.")
-    return (f"{peer.name} died: its connection broke without a word, {now - peer.heard:.1f} s after its last sign of "
-            "life. It was killed, or its process crashed; its own output says more.")
+    silence = f"{now - peer.heard:.1f} s after its last sign of life"
+    if getattr(error.__cause__, "errno", None) in _UNREACHABLE:
+        return f"{peer.name} cannot be reached any more, {silence} ({error}): its machine is down, or the network is."
+    return (f"{peer.name} died: its connection broke without a word, {silence}. It was killed, or its process crashed; "
+            "its own output says more.")

@@ -1,7 +1,9 @@
 """The watch, without its thread and with a clock of the test's: what each worker hears, and what it does about it."""
 
+import errno
 import itertools
 import json
+import os
 import socket
 
 import pytest
@@ -122,17 +124,18 @@ def test_a_chief_that_dies_is_named_by_the_others(chief, others, sockets):
     assert others[1].watch.failure.startswith(f"{NAMES[0]} died: ")
 
 
-def test_a_machine_that_has_gone_is_told_apart_from_a_process(chief, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH])
+def test_a_machine_that_has_gone_is_told_apart_from_a_process(chief, monkeypatch, number):
     def receive(timeout):
-        try:
-            raise TimeoutError(110, "Connection timed out")
-        except TimeoutError as error:
-            raise EOFError("timed out") from error
+        cause = OSError(number, os.strerror(number))
+        raise EOFError(str(cause)) from cause
 
     monkeypatch.setattr(chief.watch._peers[0].connection, "receive", receive)
+    chief.clock.now += 31.0
     chief.watch._hear(chief.watch._peers[0])
-    assert chief.watch.failure == (f"{NAMES[1]} does not answer: its machine is down, or the network is. Its kernel "
-                                   "has given no sign for 30 s.")
+    assert chief.watch.failure == (
+        f"{NAMES[1]} cannot be reached any more, 31.0 s after its last sign of life ([Errno {number}] "
+        f"{os.strerror(number)}): its machine is down, or the network is.")
 
 
 def test_a_silent_worker_is_named_with_the_seconds(chief, others):
