@@ -63,7 +63,7 @@ class NodeMeeting:
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(socket.create_server(("", int(port))))
             listener.settimeout(_POLL_SECS)
-            others = []
+            others: list[socket.socket] = []
             while len(found) < self.num_nodes:
                 missing = [str(rank) for rank in range(self.num_nodes) if rank not in found]
                 if wait.is_over(f"node {', '.join(missing)}"):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).absolute().parents[2]
 def main(arguments):
     """Runs pytest from the project's root and returns its exit code."""
     os.chdir(ROOT)
-    return pytest.main(["-c", "setup.cfg", "-p", "no:cacheprovider", *arguments])
+    return pytest.main(["-c", "setup.cfg", "-p", "no:cacheprovider", "-n", "0", *arguments])
 
 
 if __name__ == "__main__":

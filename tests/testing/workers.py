@@ -15,12 +15,13 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from typing import Any, Iterator, Sequence
+
+from lockstep.training.free_ports import free_ports
 
 PROGRAMS = pathlib.Path(__file__).parent.parent / "programs"
 _MARK = "RESULT "
@@ -49,12 +50,9 @@ def report(name: str, value: Any) -> None:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses of this machine on which nobody listens."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    """Addresses of this machine on which nobody listens, for a test that listens on them at once."""
+    with free_ports(count) as ports:
+        return [f"127.0.0.1:{port}" for port in ports]
 
 
 def run_workers(program: str, num_workers: int, replicas: int = 1, args: Sequence[str] = (),
@@ -71,8 +69,8 @@ def run_workers(program: str, num_workers: int, replicas: int = 1, args: Sequenc
         deadline: Seconds after which those that still run are killed.
         abandoned: Positions of those that are killed as soon as all others have ended.
     """
-    addresses = free_addresses(num_workers)
     with contextlib.ExitStack() as stack:
+        addresses = [f"127.0.0.1:{port}" for port in stack.enter_context(free_ports(num_workers))]
         runs = []
         for rank in range(num_workers) if started is None else started:
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
