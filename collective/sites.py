@@ -3,8 +3,9 @@
 TensorFlow pairs the collectives of a group by a number. Workers are programs of their own: a counter would run apart as
 soon as one of them traced a step more than the others. So the number is made of what the exchange is: the function that
 holds it, its position in there, the op, the dtype and the static shape; in Python, where there is no position, its
-name. Workers that disagree wait under different keys, where the watch finds them (strategy/watch.py) and tells each
-one's site. Before it comes to that, they compare what they have traced (strategy/plan_agreement.py).
+name, or the line of the program. Workers that disagree wait under different keys, where the watch finds them
+(strategy/watch.py) and tells each one's site. Before it comes to that, they compare what they have traced
+(strategy/plan_agreement.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import os
 import re
 import threading
 from typing import Any, Iterator
@@ -29,6 +31,9 @@ _NUM_BLOCKS = (1 << 30) // _BLOCK - 1
 
 # The place of what is exchanged outside of functions.
 PYTHON = "Python"
+
+# How labels begin that do not say what is exchanged.
+_SAY_NOTHING = ("reduce", "`gather`", "extended.reduce_to")
 
 _NUMBERS = re.compile(r"_\d+\b")
 
@@ -86,6 +91,9 @@ class Sites:
         """
         names = tuple(_NUMBERS.sub("", name) for name in what.tensors)
         labels = [name for name in names if place == PYTHON and not name.startswith("shape ")]
+        line = user_line()
+        if place == PYTHON and all(label.startswith(_SAY_NOTHING) for label in labels):
+            labels.append(os.path.basename(line))  # Nothing else tells two of them apart.
         text = f"{place}|{what.kind}|{what.op}|{what.dtype}|{what.algorithm}|{shapes}|{labels}|{is_block}|{form}"
         with self._lock:
             for attempt in itertools.count():
@@ -94,7 +102,7 @@ class Sites:
                 if self._texts.setdefault(key, text) == text:
                     break
             # Python asks each time: then it is this line that waits.
-            self._shown[key] = f"{what}{' of shape ' + shapes if shapes else ''} in {place}, {user_line()}"
+            self._shown[key] = f"{what}{' of shape ' + shapes if shapes else ''} in {place}, {line}"
             if _recording.sites is not None and place != PYTHON:
                 _recording.sites.append(Site(key, names, self._shown[key]))
         return key

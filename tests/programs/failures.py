@@ -92,6 +92,12 @@ def disagree(event, strategy, rank):
     elif event == "order":
         names = ("left", "right") if rank else ("right", "left")
         run(lambda: [context().all_reduce("SUM", tf.ones([2], name=name)) for name in names])
+    elif event == "order in Python":
+        left, right = tf.ones([2]), 2 * tf.ones([2])
+        if rank:
+            strategy.reduce("SUM", left)
+        strategy.reduce("SUM", right)
+        strategy.reduce("SUM", left)
     elif event == "number":
         run(lambda: [context().all_reduce("SUM", tf.ones([2])) for _ in range(1 + rank)])
         run(lambda: context().all_reduce("MAX", tf.ones([2])))

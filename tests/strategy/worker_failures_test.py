@@ -102,6 +102,7 @@ def test_workers_whose_traces_disagree_all_say_so_before_any_exchange(num_worker
 
 @pytest.mark.parametrize("event, seen", [
     ("op", ["all-reduce MAX", "all-reduce SUM"]),
+    ("order in Python", ["all-reduce SUM", "all-reduce SUM"]),
     ("one stops early", ["barrier 'after training'", r"\(reduce\)"]),
 ])
 def test_workers_that_wait_for_different_things_all_say_what_each_wanted_and_where(event, seen):
