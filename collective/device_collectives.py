@@ -83,15 +83,18 @@ def device_all_reduce(member: Member, op: ReduceOp, tensor: tf.Tensor, what: Exc
 
 
 def _reduce(member: Member, op: ReduceOp, operand: tf.Tensor, instance_key: tf.Tensor, what: Exchange) -> tf.Tensor:
-    reduced = tf.raw_ops.CollectiveReduceV2(
-        input=operand,
-        group_size=member.size,
-        group_key=member.group_key,
-        instance_key=instance_key,
-        ordering_token=[],
-        merge_op=MERGE[op],
-        final_op="Div" if op is ReduceOp.MEAN else "Id",
-        communication_hint=what.algorithm,
-    )
-    _tf.annotate(reduced.op, what.to_json())
-    return reduced
+    def reduce(operand: tf.Tensor) -> tf.Tensor:
+        reduced = tf.raw_ops.CollectiveReduceV2(
+            input=operand,
+            group_size=member.size,
+            group_key=member.group_key,
+            instance_key=instance_key,
+            ordering_token=[],
+            merge_op=MERGE[op],
+            final_op="Div" if op is ReduceOp.MEAN else "Id",
+            communication_hint=what.algorithm,
+        )
+        _tf.annotate(reduced.op, what.to_json())
+        return reduced
+
+    return member.collective(instance_key, operand, reduce)

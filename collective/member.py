@@ -140,6 +140,17 @@ class Member:
         """
         raise NotImplementedError(f"{type(self).__name__}.instance_key")
 
+    def collective(self, instance_key: tf.Tensor, operand: tf.Tensor, run: Callable[[tf.Tensor], tf.Tensor]
+                   ) -> tf.Tensor:
+        """Runs one of TensorFlow's collective ops, `run(operand)`, and lets those know of it who watch over waits.
+
+        Args:
+            instance_key: The op's key.
+            operand: What this member brings.
+            run: Makes the op.
+        """
+        return run(operand)
+
     @property
     def group_key(self) -> int:
         """A number, the same on every member, that no other group of the process uses.

@@ -67,6 +67,33 @@ class QueueMember(Member):
         place = place_of(tf.compat.v1.get_default_graph())
         return self._workers.sites.key(what, place, shapes, is_block=not shapes)
 
+    def collective(self, instance_key: tf.Tensor, operand: tf.Tensor, run: Callable[[tf.Tensor], tf.Tensor]
+                   ) -> tf.Tensor:
+        workers = self._workers
+        if workers is None:
+            return run(operand)
+
+        def says(name: str, words: Callable[[tf.Tensor], list[tf.Operation]]) -> tf.Operation:
+            """The op by which the first of this process's replicas tells the watch something."""
+            def say(key: tf.Tensor) -> list[tf.Tensor]:
+                def told() -> tf.Tensor:
+                    with tf.control_dependencies(words(key)):
+                        return tf.constant(0)
+
+                tf.compat.v1.get_default_graph()._lockstep_on_host = True
+                with tf.device(HOST):
+                    return [tf.cond(tf.equal(self.rank, workers.first_replica), told, lambda: tf.constant(0))]
+
+            return on_host(name, say, [instance_key])[0].op
+
+        with tf.control_dependencies([says("waits", workers.waits_at)]):
+            operand = tf.identity(operand)
+        result = run(operand)
+        with tf.control_dependencies([result.op]):
+            completed = says("has completed", lambda _: workers.has_completed())
+        with tf.control_dependencies([completed]):
+            return tf.identity(result)
+
     def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
                  result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
         place = place_of(tf.compat.v1.get_default_graph())
@@ -163,7 +190,7 @@ def on_host(name: str, function: Callable[..., list[tf.Tensor]], tensors: Sequen
     cancelled: TensorFlow 2.21 then reports the cancellation instead of the cause, and can hang or crash when several
     tensors wait (LocalRendezvous::DoAbort).
     """
-    function.__name__ = name.replace("-", "_")
+    function.__name__ = name.replace("-", "_").replace(" ", "_")
     called = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
     with tf.name_scope(function.__name__):
         results = _tf.call_once(called, [tf.stop_gradient(tensor) for tensor in tensors])

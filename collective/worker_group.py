@@ -204,17 +204,25 @@ class WorkerGroup:
                     ) -> Iterator[tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]]:
         """Says which exchange this worker is in, for as long as it waits; in eager code and in graphs."""
         with tf.device("/device:CPU:0"):
-            begun = self._at.assign(tf.cast(key, tf.int64), read_value=False)
-            with tf.control_dependencies(_ops(begun)):
+            with tf.control_dependencies(self.waits_at(key)):
                 operand = tf.identity(operand)
 
             def finished(result: tf.Tensor) -> tf.Tensor:
                 with tf.control_dependencies(_ops(result)):
-                    ended = [self._at.assign(0, read_value=False), self._done.assign_add(1, read_value=False)]
-                with tf.control_dependencies([op for one in ended for op in _ops(one)]):
+                    ended = self.has_completed()
+                with tf.control_dependencies(ended):
                     return tf.identity(result)
 
             yield operand, finished
+
+    def waits_at(self, key: tf.Tensor) -> list[Any]:
+        """The ops that say that this worker waits in an exchange; none where they have run already, in eager code."""
+        return _ops(self._at.assign(tf.cast(key, tf.int64), read_value=False))
+
+    def has_completed(self) -> list[Any]:
+        """The ops that say that it has completed the exchange that it waited in."""
+        return [op for said in (self._at.assign(0, read_value=False), self._done.assign_add(1, read_value=False))
+                for op in _ops(said)]
 
 
 def _ops(made: Any) -> list[Any]:

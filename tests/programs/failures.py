@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 
 import tensorflow as tf
 
@@ -15,8 +16,8 @@ def context():
 
 
 def main(event):
-    strategy = lockstep.MultiWorkerMirroredStrategy(
-        options=lockstep.CollectiveOptions(timeout_seconds=10, warn_seconds=2))
+    strategy = lockstep.MultiWorkerMirroredStrategy(options=lockstep.CollectiveOptions(
+        timeout_seconds=10, warn_seconds=2, implementation="ring" if event == "not come" else "auto"))
     rank = strategy.extended.workers.rank
 
     @tf.function
@@ -49,10 +50,12 @@ def main(event):
             report("caught", True)
     if event == "interrupt" and rank == 1:
         os.kill(os.getpid(), signal.SIGINT)
+    if event == "not come" and rank == 1:
+        threading.Event().wait()
     if event == "fork":
         fork(rank)
     try:
-        if event in ("raise", "kill", "freeze", "leave", "exit code", "caught exit", "interrupt", "fork"):
+        if event in ("raise", "kill", "freeze", "leave", "exit code", "caught exit", "interrupt", "fork", "not come"):
             strategy.run(step, args=(tf.constant(1),))
             if event == "caught exit" and rank == 1:
                 sys.exit(0)

@@ -45,6 +45,16 @@ def test_a_frozen_worker_is_named_with_how_long_it_has_been_silent():
     check_survivor(survivor, r"worker 1 \(.*\) has been silent for 1\d\.\d s: it is frozen")
 
 
+def test_a_worker_that_does_not_come_is_warned_of_and_named_with_where_it_is_instead():
+    survivor, _ = run_workers("failures", 2, args=["not come"], deadline=30.0, abandoned=[1])
+    where = r"all-reduce SUM of int32 \(.*\) of shape \(\) in step \(exchange 1\), .*failures.py:\d+"
+    seen = r"Seen last: worker 1 \(.*\) \(at .*failures.py:\d+, in main\)\."
+    assert re.search(rf"worker 1 \(.*\) did not come within 2 s to where worker 0 \(.*\) waits, {where}\. {seen}",
+                     survivor.output)
+    check_survivor(survivor, rf"worker 1 \(.*\) did not come within 10 s to where worker 0 \(.*\) waits, {where} "
+                             rf"\(timeout_seconds is 10\)\. {seen}")
+
+
 def test_a_worker_that_leaves_too_early_is_named():
     workers = run("leave")
     assert workers[1].code == 0
