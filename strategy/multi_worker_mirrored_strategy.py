@@ -57,5 +57,5 @@ class MultiWorkerMirroredStrategy(Strategy):
             return
         runtime = worker_runtime.join(cluster, options or CollectiveOptions())
         worker_checkpoints.install()
-        super().__init__(replica_devices(worker_runtime.local_devices()), options, runtime.group)
+        super().__init__(replica_devices(worker_runtime.local_devices(cluster)), options, runtime.group)
         self.extended._cluster_resolver = resolver  # What `strategy.cluster_resolver` gives.

@@ -60,7 +60,7 @@ def join(cluster: Cluster, options: CollectiveOptions) -> WorkerRuntime:
     Synchronisation: every worker calls.
 
     Raises:
-        RuntimeError: TensorFlow has run ops before, or the process belongs to another cluster.
+        RuntimeError: TensorFlow has run ops before, the process belongs to another cluster, or a device did not start.
         PeerError: A worker is missing at the time limit, or does not fit.
     """
     global _runtime
@@ -74,9 +74,17 @@ def join(cluster: Cluster, options: CollectiveOptions) -> WorkerRuntime:
             "MultiWorkerMirroredStrategy: TensorFlow has run ops in this process before. Its servers can be started "
             "only before the first op. Make the strategy at the start of the program, before any tensor, variable, "
             "dataset or model, and before `tf.config.list_logical_devices()`.")
-    meeting = meet(cluster, num_local_replicas(), options)
+    num_replicas = num_local_replicas()
+    meeting = meet(cluster, num_replicas, options)
     task = cluster.task
+    _bypass_proxies(cluster)
     start_collectives(cluster.cluster_spec(), task.kind, task.index, cluster.device_prefix(0), task.port)
+    devices = local_devices(cluster)
+    if len(devices) != num_replicas:
+        raise RuntimeError(
+            f"MultiWorkerMirroredStrategy: {task} has told the others that it has {num_replicas} devices, and TensorFlow "
+            f"has found {devices}. Look at its output for devices that did not start, or hide them with "
+            "`tf.config.set_visible_devices`.")
     meeting.all_ready(cluster, options.timeout_seconds)
     group = WorkerGroup(cluster.rank, meeting.num_replicas_by_worker, [str(task) for task in cluster.tasks])
     watch = Watch(cluster, group, meeting.connections, options, abort_collectives)
@@ -96,18 +104,25 @@ def _share_seed(group: WorkerGroup) -> None:
         tf.random.set_seed(int(seed))
 
 
+def _bypass_proxies(cluster: Cluster) -> None:
+    """Lets TensorFlow's servers connect to each other directly: gRPC would ask the proxy for the web, in vain."""
+    others = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+    hosts = dict.fromkeys([*filter(None, others.split(",")), *(task.host for task in cluster.tasks)])
+    os.environ["no_grpc_proxy"] = ",".join(hosts)
+
+
 def num_local_replicas() -> int:
     """How many devices of this process get a replica, without starting TensorFlow's runtime."""
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = tf.config.get_visible_devices("GPU")
     total = 0
-    for device in gpus or tf.config.list_physical_devices("CPU"):
+    for device in gpus or tf.config.get_visible_devices("CPU"):
         total += len(tf.config.get_logical_device_configuration(device) or [None])
     return total
 
 
-def local_devices() -> list[str]:
+def local_devices(cluster: Cluster) -> list[str]:
     """The devices of this process's replicas: all GPUs, else all logical CPUs."""
-    prefix = "" if _runtime is None else _runtime.cluster.device_prefix(_runtime.cluster.rank)
+    prefix = cluster.device_prefix(cluster.rank)
     names = [device.name for kind in ("GPU", "CPU") for device in tf.config.list_logical_devices(kind)
              if device.name.startswith(prefix)]
     gpus = [name for name in names if "/device:GPU:" in name]

@@ -126,6 +126,12 @@ def test_a_decision_that_is_reduced_first_is_the_same_for_all():
     assert [worker.results["stopped after"] for worker in run("all stop together")] == [1, 1]
 
 
+def test_a_proxy_for_the_web_does_not_stand_between_workers(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert [worker.results.get("stopped after") for worker in run("all stop together")] == [1, 1]
+
+
 def test_one_worker_may_see_a_partial_batch_alone():
     for worker in run("a partial batch on one worker"):
         assert worker.code == 0, worker.output
