@@ -82,8 +82,8 @@ def join(cluster: Cluster, options: CollectiveOptions) -> WorkerRuntime:
     devices = local_devices(cluster)
     if len(devices) != num_replicas:
         raise RuntimeError(
-            f"MultiWorkerMirroredStrategy: {task} has told the others that it has {num_replicas} devices, and TensorFlow "
-            f"has found {devices}. Look at its output for devices that did not start, or hide them with "
+            f"MultiWorkerMirroredStrategy: {task} has told the others that it has {num_replicas} devices, and "
+            f"TensorFlow has found {devices}. Look at its output for devices that did not start, or hide them with "
             "`tf.config.set_visible_devices`.")
     meeting.all_ready(cluster, options.timeout_seconds)
     group = WorkerGroup(cluster.rank, meeting.num_replicas_by_worker, [str(task) for task in cluster.tasks])
