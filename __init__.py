@@ -3,13 +3,20 @@
 from . import training
 from .collective import CollectiveError, CollectiveMismatchError, CollectiveOptions, PeerError, ReduceOp
 from .strategy import (
+    DataParallel,
+    DeviceMesh,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
     PerReplica,
     Plan,
     Strategy,
+    TensorLayout,
     average_loss,
     busy,
+    distribute_tensor,
+    initialize,
+    list_devices,
+    relayout,
     set_keras_correction,
 )
 
@@ -17,6 +24,8 @@ __all__ = [
     "CollectiveError",
     "CollectiveMismatchError",
     "CollectiveOptions",
+    "DataParallel",
+    "DeviceMesh",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "PeerError",
@@ -24,8 +33,13 @@ __all__ = [
     "Plan",
     "ReduceOp",
     "Strategy",
+    "TensorLayout",
     "average_loss",
     "busy",
+    "distribute_tensor",
+    "initialize",
+    "list_devices",
+    "relayout",
     "set_keras_correction",
     "training",
 ]
