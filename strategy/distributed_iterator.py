@@ -18,11 +18,14 @@ from ..collective import WorkerGroup
 from . import worker_input, worker_positions
 from .device_buffer import DeviceBuffer, place
 from .distributed_optional import DistributedOptional, DistributedOptionalSpec
-from .epoch_start import EpochStart
+from .epoch_start import EpochStart, restore_state, state_of
 from .step_pipeline import pack
 
 # Under which a checkpoint keeps the steps that wait on devices; where each worker has a position of its own, all of it.
 _WAITING = "STEPS_ON_DEVICES"
+
+# Under which a checkpoint keeps the state of the iterator over the steps.
+_STEPS = "STEPS"
 
 # Under which a checkpoint keeps the state at the start of the epoch.
 _START = "EPOCH_START"
@@ -157,11 +160,13 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
         state = self._own_state(nothing if self._buffer is None else self._buffer.save())
         if self._workers is None:
             return state
-        return {**dict.fromkeys(state, tf.constant("")), _WAITING: worker_positions.by_worker(self._workers, state)}
+        # The rest, the chief's, is not read again, but has the dtypes that every iterator expects.
+        return {**state, _WAITING: worker_positions.by_worker(self._workers, state)}
 
     def _own_state(self, waiting: tf.Tensor) -> dict[str, tf.Tensor]:
         start = tf.constant("") if self._start is None else self._start.state
-        return {**self._steps._serialize_to_tensors(), _WAITING: waiting, _START: start}
+        # All of it as strings, so that a position of another kind is read, and refused by name.
+        return {_STEPS: state_of(self._steps), _WAITING: waiting, _START: start}
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
         saved = restored[_WAITING]
@@ -171,7 +176,7 @@ class DistributedIterator(tf.distribute.DistributedIterator, tf.data.Iterator):
         else:
             state = worker_positions.own(self._workers, saved, self._own_state(saved))
         saved, start = state.pop(_WAITING), state.pop(_START)
-        self._steps._restore_from_tensors(state)
+        restore_state(self._steps, state[_STEPS])
         if self._start is not None:
             self._start.restore(start)
         if self._buffer is not None:
