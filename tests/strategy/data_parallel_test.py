@@ -178,6 +178,12 @@ def test_a_distribution_of_keras_leaves_strategies_alone():
         assert tf.distribute.get_strategy() is strategy
 
 
+def test_a_keras_that_keeps_the_distribution_elsewhere_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.distribution, "set_distribution", print)  # A function without Keras's state.
+    with pytest.raises(RuntimeError, match="would be trained on one device. Install Keras 3.15"):
+        lockstep.DataParallel(devices=FOUR)
+
+
 def test_it_is_a_data_parallel_of_keras_with_its_attributes():
     data_parallel = lockstep.DataParallel(devices=FOUR)
     assert isinstance(data_parallel, keras.distribution.DataParallel)

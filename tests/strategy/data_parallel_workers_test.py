@@ -27,13 +27,18 @@ def results(workers):
     return [worker.results for worker in workers]
 
 
+@pytest.fixture(scope="module")
+def one_device():
+    return {"arrays": train((X, Y)), "dataset": train((batches(),))}
+
+
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 @pytest.mark.parametrize("how", ["initialized", "by_tf_config"])
-def test_training_spans_all_workers_with_the_numbers_of_one_device(request, how):
+def test_training_spans_all_workers_with_the_numbers_of_one_device(request, one_device, how):
     for rank, seen in enumerate(results(request.getfixturevalue(how))):
         assert seen["place"] == [2, rank, 4, 4]
-        np.testing.assert_allclose(seen["arrays"], train((X, Y)), rtol=TOLERANCE, atol=TOLERANCE)
-        np.testing.assert_allclose(seen["dataset"], train((batches(),)), rtol=TOLERANCE, atol=TOLERANCE)
+        for name, expected in one_device.items():
+            np.testing.assert_allclose(seen[name], expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
 @pytest.mark.parametrize("how", ["initialized", "by_tf_config"])

@@ -63,7 +63,6 @@ def test_another_cluster_than_that_of_tf_config_is_refused(monkeypatch):
 def test_a_process_that_has_run_ops_is_refused(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", ANOTHER)
     tf.zeros([]).numpy()
-    with pytest.raises(RuntimeError, match="TensorFlow has run ops in this process before"):
-        lockstep.DataParallel()
-    with pytest.raises(RuntimeError, match="TensorFlow has run ops in this process before"):
-        lockstep.list_devices()
+    for function in (lockstep.initialize, lockstep.DataParallel, lockstep.list_devices):
+        with pytest.raises(RuntimeError, match="TensorFlow has run ops in this process before"):
+            function()
