@@ -23,7 +23,7 @@ class EpochStart:
     def __init__(self, dataset: tf.data.Dataset, steps: tf.data.Iterator):
         self._dataset = dataset
         try:
-            self._state = tf.io.serialize_tensor(steps._serialize_to_tensors()[_STATE])
+            self._state = state_of(steps)
         except tf.errors.OpError:
             self._state = tf.constant("")  # Its position cannot be saved either, which says so when it is tried.
 
@@ -36,4 +36,14 @@ class EpochStart:
         """Lets the next iterator over the dataset draw the order that followed on `saved`."""
         self._state = saved
         if tf.strings.length(saved):
-            iter(self._dataset)._restore_from_tensors({_STATE: tf.io.parse_tensor(saved, tf.variant)})
+            restore_state(iter(self._dataset), saved)
+
+
+def state_of(steps: tf.data.Iterator) -> tf.Tensor:
+    """Where an iterator stands, a string scalar."""
+    return tf.io.serialize_tensor(steps._serialize_to_tensors()[_STATE])
+
+
+def restore_state(steps: tf.data.Iterator, saved: tf.Tensor) -> None:
+    """Puts an iterator where `state_of` found another one over the same dataset."""
+    steps._restore_from_tensors({_STATE: tf.io.parse_tensor(saved, tf.variant)})

@@ -283,6 +283,7 @@ def the_driver(strategy: lockstep.Strategy) -> Any:
         return {"loss": loss, "x": x}
 
     data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0, 10.0]).batch(4)
+
     def stop_after_six(step: int, outputs: Any) -> bool:
         """The last worker alone asks; all must stop."""
         return step == 6 and strategy.worker_index == strategy.num_workers - 1
