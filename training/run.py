@@ -127,7 +127,16 @@ class Run:
         self._log.write(call.kind, step, values)
 
     def _everything(self, step: tf.Variable, source: BatchSource) -> dict[str, Any]:
-        return {**self._state, "step": step, "data": source.iterator, "random_streams": self._strategy.random_streams}
+        # What a Keras object tracks leaves out its seeds: its list of variables has all.
+        variables = {f"{name}_variables": [variable.value for variable in value.variables]
+                     for name, value in self._state.items() if _is_kerass(value)}
+        return {**self._state, **variables, "step": step, "data": source.iterator,
+                "random_streams": self._strategy.random_streams}
+
+
+def _is_kerass(value: Any) -> bool:
+    """Whether a value is a model, layer, optimizer or the like of Keras."""
+    return any(kind.__module__.startswith("keras.") for kind in type(value).__mro__) and hasattr(value, "variables")
 
 
 def _check_settings(path: str, settings: dict[str, Any]) -> None:

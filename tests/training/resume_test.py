@@ -4,6 +4,7 @@ import json
 import os
 import re
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -160,3 +161,29 @@ def test_a_killed_process_goes_on_to_the_bit_and_a_stopped_one_says_so(tmp_path,
         assert worker.results == json.loads(json.dumps({"weights": weights, "results": results, "step": step}))
     assert resume.log(tmp_path) == log
     assert not re.search("Traceback", again[0].output)
+
+
+def test_the_dropout_masks_of_a_keras_model_go_on_too(tmp_path):
+    def train(folder, actions=()):
+        keras.utils.set_random_seed(2)
+        strategy = mirrored(2)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4), keras.layers.Dropout(0.5),
+                                      keras.layers.Dense(1)])
+            optimizer = keras.optimizers.Adam(0.1)
+
+        def train_step(x):
+            with tf.GradientTape() as tape:
+                loss = lockstep.average_loss(model(x, training=True)[:, 0] ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            return {"loss": loss}
+
+        data = tf.data.Dataset.from_tensor_slices(tf.reshape(tf.range(24.0), [8, 3]) / 24).batch(2)
+        lockstep.training.Trainer(
+            strategy, train_step, data, progress="none", actions=actions, model_dir=folder, save_every=2,
+            state={"model": model, "optimizer": optimizer}).train(steps=6)
+        return [weight.tolist() for weight in model.get_weights()]
+
+    with pytest.raises(Interrupted):
+        train(tmp_path / "interrupted", [interrupt_after(5)])
+    assert train(tmp_path / "interrupted") == train(tmp_path / "undisturbed")
