@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from . import _tf
 from .all_gather import difference
-from .buckets import num_bytes, plan_buckets
+from .buckets import flattened, num_bytes, plan_buckets, taken_apart
 from .device_collectives import ONE_SHAPE, can_reduce, device_all_reduce
 from .member import Exchange, Member, Parts
 from .options import CollectiveOptions
@@ -143,12 +143,7 @@ def _local(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exc
 
 def _ring(member: Member, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exchange) -> list[tf.Tensor]:
     """The bucket's tensors, flattened into one, in TensorFlow's collective op."""
-    flat = tensors[0] if len(tensors) == 1 else tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-    reduced = device_all_reduce(member, op, flat, what)
-    if len(tensors) == 1:
-        return [reduced]
-    parts = tf.split(reduced, [tensor.shape.num_elements() for tensor in tensors])
-    return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
+    return taken_apart(device_all_reduce(member, op, flattened(tensors), what), tensors)
 
 
 ALGORITHMS = {"local": _local, "naive": _local, "ring": _ring, "nccl": _ring}

@@ -55,3 +55,16 @@ def plan_buckets(specs: Sequence[tuple[tf.TensorShape, tf.DType]], bucket_bytes:
         if size is not None and size < bucket_bytes:
             open_bucket[dtype] = len(buckets) - 1
     return buckets
+
+
+def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors of one dtype as one: end to end in a vector, or the only one as it is."""
+    return tensors[0] if len(tensors) == 1 else tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def taken_apart(flat: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Inverse of `flattened`: tensors of the shapes of `like`, which are static where there are several."""
+    if len(like) == 1:
+        return [flat]
+    parts = tf.split(flat, [tensor.shape.num_elements() for tensor in like])
+    return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, like, strict=True)]

@@ -11,7 +11,7 @@ own. Replicas with different shapes would wait for each other under different ke
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Callable, Sequence
 
 import tensorflow as tf
 
@@ -74,12 +74,28 @@ def device_all_reduce(member: Member, op: ReduceOp, tensor: tf.Tensor, what: Exc
     if static:
         return _reduce(member, op, operand, tf.constant(first_key), what)
     shape = agree(member, tf.shape(operand), f"`all_reduce`: the shape of {tensor.name}", ONE_SHAPE)
-    count = tf.reduce_prod(tf.cast(shape, tf.int64))
+    return padded(operand, shape, lambda vector, which: _reduce(member, op, vector, first_key + which, what))
+
+
+def padded_size(count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The number and the size of the smallest padded vector that holds `count` elements, an int64 scalar."""
     sizes = tf.constant(PADDED_SIZES, tf.int64)
     which = tf.reduce_sum(tf.cast(sizes < count, tf.int32))
-    padded = tf.pad(tf.reshape(operand, [-1]), [[0, sizes[which] - count]])
-    reduced = _reduce(member, op, padded, first_key + which, what)
-    return tf.reshape(reduced[:count], shape)
+    return which, sizes[which]
+
+
+def padded(operand: tf.Tensor, shape: tf.Tensor, run: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Runs a collective on an operand whose shape is not static.
+
+    Args:
+        operand: The operand.
+        shape: Its shape, which is everybody's.
+        run: Given the operand as a vector of one of `PADDED_SIZES`, and the number of that size.
+    """
+    count = tf.reduce_prod(tf.cast(shape, tf.int64))
+    which, size = padded_size(count)
+    vector = tf.pad(tf.reshape(operand, [-1]), [[0, size - count]])
+    return tf.reshape(run(vector, which)[:count], shape)
 
 
 def _reduce(member: Member, op: ReduceOp, operand: tf.Tensor, instance_key: tf.Tensor, what: Exchange) -> tf.Tensor:

@@ -15,17 +15,15 @@ import tensorflow as tf
 from . import _tf
 from .device_collectives import join_group
 from .local import HOST, MISMATCH, Channel, Queues, unwrapped, wrapped
-from .member import Combine, Exchange, Member, Parts, Verdict, combine_columns
-from .reduce_op import ReduceOp, mean_of_total
+from .meeting_member import MeetingMember, Serve
+from .member import Exchange
 from .sites import place_of
-from .worker_group import DEVICES_GROUP, FailWith, WorkerGroup
-
-Serve = Callable[[Parts], Sequence[tf.Tensor]]
+from .worker_group import DEVICES_GROUP, WorkerGroup
 
 _instance_keys = itertools.count(1)
 
 
-class QueueMember(Member):
+class QueueMember(MeetingMember):
     """The seat of "the replica that runs this body".
 
     Args:
@@ -39,12 +37,9 @@ class QueueMember(Member):
 
     def __init__(self, devices: Sequence[str], rank_variable: tf.Variable, queues: Queues,
                  workers: WorkerGroup | None = None):
-        super().__init__(devices)
+        super().__init__(devices, workers)
         self._rank_variable = rank_variable
         self._queues = queues
-        self._workers = workers
-        if workers is not None:
-            self.size = workers.num_replicas
 
     @property
     def shares_a_device_with_the_host(self) -> bool:
@@ -94,48 +89,12 @@ class QueueMember(Member):
         with tf.control_dependencies([completed]):
             return tf.identity(result)
 
-    def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
-                 result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
+    def fail_with(self, problem: tf.Tensor) -> tf.Operation:
+        return self._queues.fail_with(problem)
+
+    def meet(self, tensors: Sequence[tf.Tensor], serve: Serve, what: Exchange,
+             result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
         place = place_of(tf.compat.v1.get_default_graph())
-
-        def serve(parts: Parts) -> Sequence[tf.Tensor]:
-            if self._workers is not None:
-                parts = self._workers.gather(parts, what, place)
-            return combine(self._approved(parts, verdict))
-
-        return self._meet(tensors, serve, what, result_dtypes)
-
-    def reduce(self, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exchange,
-               verdict: Verdict | None = None) -> list[tf.Tensor]:
-        workers = self._workers
-        if workers is None or what.algorithm == "naive":
-            return super().reduce(op, tensors, what, verdict)
-        place = place_of(tf.compat.v1.get_default_graph())
-
-        def serve(parts: Parts) -> Sequence[tf.Tensor]:
-            return reduce_over_workers(workers, op, self._approved(parts, verdict), what, place,
-                                       fail_with=self._queues.fail_with)
-
-        return self._meet(tensors, serve, what, [op.result_dtype(tensor.dtype) for tensor in tensors])
-
-    def broadcast(self, tensors: Sequence[tf.Tensor], root: int, what: Exchange) -> list[tf.Tensor]:
-        workers = self._workers
-        if workers is None:
-            return super().broadcast(tensors, root, what)
-        place = place_of(tf.compat.v1.get_default_graph())
-        return self._meet(tensors, lambda parts: broadcast_over_workers(workers, parts, root, what, place), what)
-
-    def _approved(self, parts: Parts, verdict: Verdict | None) -> Parts:
-        """The parts, after the verdict on them."""
-        if verdict is None:
-            return parts
-        fine = self._queues.fail_with(verdict(parts))
-        with tf.control_dependencies([fine]):
-            return [[tf.identity(tensor) for tensor in part] for part in parts]
-
-    def _meet(self, tensors: Sequence[tf.Tensor], serve: Serve, what: Exchange,
-              result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
-        """Hands over `tensors`, and returns what `serve` makes of those of all replicas of this process."""
         dtypes = [tensor.dtype for tensor in tensors]
         meeting = self._queues.meeting
         tag = str(what)
@@ -147,12 +106,12 @@ class QueueMember(Member):
             if self._workers is not None:
                 # What workers exchange is made for static shapes, and all replicas have those of the body.
                 parts = [[tf.ensure_shape(tensor, mine.shape) for tensor, mine in zip(part, tensors)] for part in parts]
-            results = wrapped(serve(parts))
+            results = wrapped(serve(parts, place))
             for queue in meeting.outward:
                 meeting.put(queue, [results], tag)
             return tf.constant(0)
 
-        def meet(*mine: tf.Tensor) -> list[tf.Tensor]:
+        def met(*mine: tf.Tensor) -> list[tf.Tensor]:
             tf.compat.v1.get_default_graph()._lockstep_on_host = True
             with tf.device(HOST):
                 meeting.put(meeting.own_inward.handles[0], [wrapped(mine)], tag)
@@ -162,7 +121,7 @@ class QueueMember(Member):
                 with tf.control_dependencies([self._queues.fail_with(mismatch([received], tag))]):
                     return unwrapped(result, result_dtypes or dtypes)
 
-        return on_host(what.kind, meet, tensors, what)
+        return on_host(what.kind, met, tensors, what)
 
     def deliver(self, tensors: Sequence[tf.Tensor]) -> Channel:
         """Puts this replica's results where the launch takes them: in the own out-queue of a new channel.
@@ -197,25 +156,6 @@ def on_host(name: str, function: Callable[..., list[tf.Tensor]], tensors: Sequen
     _tf.leave_optimized(results[0].op)
     _tf.annotate(results[0].op, what.to_json() if what is not None else "")
     return results
-
-
-def reduce_over_workers(workers: WorkerGroup, op: ReduceOp, parts: Parts, what: Exchange, place: str,
-                        **fail: FailWith) -> list[tf.Tensor]:
-    """Reduces the parts of this process's replicas, then over the workers."""
-    if op is not ReduceOp.MEAN:
-        return workers.reduce(op, combine_columns(op, parts), what, place, **fail)
-    parts = [[tf.cast(tensor, op.result_dtype(tensor.dtype)) for tensor in part] for part in parts]
-    totals = workers.reduce(ReduceOp.SUM, combine_columns(ReduceOp.SUM, parts), what, place, **fail)
-    return [mean_of_total(total, workers.num_replicas) for total in totals]
-
-
-def broadcast_over_workers(workers: WorkerGroup, parts: Parts, root: int, what: Exchange, place: str
-                           ) -> list[tf.Tensor]:
-    """The tensors of replica `root`, from the parts of this process's replicas."""
-    ends = [sum(workers.num_replicas_by_worker[:worker + 1]) for worker in range(workers.size)]
-    owner = next(worker for worker, end in enumerate(ends) if root < end)
-    own = parts[root - workers.first_replica] if owner == workers.rank else parts[0]
-    return workers.broadcast(own, owner, what, place)
 
 
 def mismatch(tags: Sequence[tf.Tensor], expected: str) -> tf.Tensor:

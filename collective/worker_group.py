@@ -18,9 +18,10 @@ from typing import Any, Callable, Iterator, Sequence
 import tensorflow as tf
 
 from .all_gather import difference
-from .device_collectives import DTYPES, MERGE, ONE_SHAPE, PADDED_SIZES
-from .member import Exchange
-from .reduce_op import ReduceOp, combine
+from .buckets import flattened, taken_apart
+from .device_collectives import DTYPES, MERGE, ONE_SHAPE, padded, padded_size
+from .member import Exchange, Parts, combine_columns
+from .reduce_op import ReduceOp, mean_of_total
 from .sites import Sites
 from .wire import HEADER_SIZE, from_wire, header, shape_and_length, to_wire, words_per_element
 
@@ -31,8 +32,12 @@ DEVICES_GROUP = (1 << 20) + 2
 # More pieces in flight than TensorFlow's default of one per device: 183 instead of 357 ms for 100 MB on two workers.
 SUBDIVISIONS = 8
 
-Parts = Sequence[Sequence[tf.Tensor]]
 FailWith = Callable[[tf.Tensor], tf.Operation]
+
+
+def assert_none(problem: tf.Tensor) -> tf.Operation:
+    """An op that fails if `problem`, a string scalar, is not empty."""
+    return tf.debugging.Assert(tf.equal(problem, ""), [problem])
 
 
 class WorkerGroup:
@@ -72,15 +77,23 @@ class WorkerGroup:
 
     # Reductions.
 
+    def reduce_parts(self, op: ReduceOp, parts: Parts, what: Exchange, place: str,
+                     fail_with: FailWith = assert_none) -> list[tf.Tensor]:
+        """Reduces the parts of this process's replicas, then over the workers; as `reduce`, MEAN included."""
+        if op is not ReduceOp.MEAN:
+            return self.reduce(op, combine_columns(op, parts), what, place, fail_with)
+        parts = [[tf.cast(tensor, op.result_dtype(tensor.dtype)) for tensor in part] for part in parts]
+        totals = self.reduce(ReduceOp.SUM, combine_columns(ReduceOp.SUM, parts), what, place, fail_with)
+        return [mean_of_total(total, self.num_replicas) for total in totals]
+
     def reduce(self, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exchange, place: str,
-               fail_with: FailWith = lambda problem: tf.debugging.Assert(tf.equal(problem, ""), [problem])
-               ) -> list[tf.Tensor]:
+               fail_with: FailWith = assert_none) -> list[tf.Tensor]:
         """Reduces each tensor over the workers.
 
         Synchronisation: every worker calls once, with tensors of the same dtypes and shapes.
 
         Args:
-            op: SUM, MIN, MAX or PROD; MEAN is the caller's division.
+            op: SUM, MIN, MAX or PROD.
             tensors: All of one dtype.
             what: What this exchange is.
             place: See `sites.place_of`.
@@ -93,7 +106,7 @@ class WorkerGroup:
         wide = tf.int32 if dtype == tf.bool else dtype
         if wide not in DTYPES:
             parts = self.gather([tensors], what, place, [1] * self.size)
-            return [combine(op, column) for column in zip(*parts, strict=True)]
+            return combine_columns(op, parts)
         operands = [tf.cast(tensor, wide) for tensor in tensors]
         if not all(operand.shape.is_fully_defined() for operand in operands):
             results = [self._reduce_padded(op, operand, what, f"{place}[{index}]", fail_with)
@@ -104,15 +117,11 @@ class WorkerGroup:
 
     def _reduce_flat(self, op: ReduceOp, operands: Sequence[tf.Tensor], what: Exchange, place: str
                      ) -> list[tf.Tensor]:
-        flat = operands[0] if len(operands) == 1 else tf.concat([tf.reshape(operand, [-1]) for operand in operands], 0)
+        flat = flattened(operands)
         if not flat.shape.num_elements():
             return list(operands)
         key = self.sites.key(what, place, _shapes(operands))
-        reduced = self._collective_reduce(op, flat, tf.constant(key), what.algorithm)
-        if len(operands) == 1:
-            return [reduced]
-        parts = tf.split(reduced, [operand.shape.num_elements() for operand in operands])
-        return [tf.reshape(part, operand.shape) for part, operand in zip(parts, operands)]
+        return taken_apart(self._collective_reduce(op, flat, tf.constant(key)), operands)
 
     def _reduce_padded(self, op: ReduceOp, operand: tf.Tensor, what: Exchange, place: str,
                        fail_with: FailWith) -> tf.Tensor:
@@ -122,18 +131,23 @@ class WorkerGroup:
         shapes = [shape for shape, in self.gather([[shape]], told, place, [1] * self.size)]
         problem = difference(shapes, f"{self.sites.text(first)}: the shape", ONE_SHAPE, "workers")
         with tf.control_dependencies([fail_with(problem)]):
-            count = tf.reduce_prod(tf.cast(shape, tf.int64))
-        which, size = _padded(count)
-        padded = tf.pad(tf.reshape(operand, [-1]), [[0, size - count]])
-        return tf.reshape(self._collective_reduce(op, padded, first + which, what.algorithm)[:count], shape)
+            shape = tf.identity(shape)
+        return padded(operand, shape, lambda vector, which: self._collective_reduce(op, vector, first + which))
 
-    def _collective_reduce(self, op: ReduceOp, operand: tf.Tensor, key: tf.Tensor, algorithm: str) -> tf.Tensor:
+    def _collective_reduce(self, op: ReduceOp, operand: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         with self._waiting_at(key, operand) as (operand, finished):
             return finished(tf.raw_ops.CollectiveReduceV2(
                 input=operand, group_size=self.size, group_key=HOSTS_GROUP, instance_key=key, ordering_token=[],
                 merge_op=MERGE[op], final_op="Id", communication_hint="ring", max_subdivs_per_device=SUBDIVISIONS))
 
     # Moving bits.
+
+    def broadcast_part(self, parts: Parts, root: int, what: Exchange, place: str) -> list[tf.Tensor]:
+        """The tensors of replica `root`, from the parts of this process's replicas; as `broadcast`."""
+        ends = [sum(self.num_replicas_by_worker[:worker + 1]) for worker in range(self.size)]
+        owner = next(worker for worker, end in enumerate(ends) if root < end)
+        own = parts[root - self.first_replica] if owner == self.rank else parts[0]
+        return self.broadcast(own, owner, what, place)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int, what: Exchange, place: str) -> list[tf.Tensor]:
         """Gives every worker the tensors of worker `root`, which must have static shapes, the same on all.
@@ -149,7 +163,7 @@ class WorkerGroup:
         sizes = [tensor.shape.num_elements() * words_per_element(tensor.dtype) for tensor in tensors]
         if not sum(sizes):
             return list(tensors)
-        bits = self._collective_reduce(ReduceOp.SUM, tf.concat(wires, 0), tf.constant(key), "ring")
+        bits = self._collective_reduce(ReduceOp.SUM, tf.concat(wires, 0), tf.constant(key))
         return [from_wire(wire, tensor.dtype, tensor.shape)
                 for wire, tensor in zip(tf.split(bits, sizes), tensors, strict=True)]
 
@@ -177,7 +191,7 @@ class WorkerGroup:
         key = self.sites.key(what, place, "", form=f"headers of {names}, {per_worker} numbers")
         everybodys = tf.reshape(self._collective_gather(headers, tf.constant(key)), [self.size, -1, HEADER_SIZE])
         totals = tf.reduce_sum(everybodys[:, :, HEADER_SIZE - 1], 1)
-        which, size = _padded(tf.cast(tf.reduce_max(totals), tf.int64))
+        which, size = padded_size(tf.cast(tf.reduce_max(totals), tf.int64))
         payload = tf.pad(tf.concat(wires, 0), [[0, size - tf.cast(totals[self.rank], tf.int64)]])
         first = self.sites.key(what, place, "", is_block=True, form=names)
         bits = tf.reshape(self._collective_gather(payload, first + which), [self.size, -1])
@@ -227,13 +241,6 @@ class WorkerGroup:
 
 def _ops(made: Any) -> list[Any]:
     return [] if tf.executing_eagerly() or made is None else [made]
-
-
-def _padded(count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The number and the size of the smallest padded vector that holds `count` elements."""
-    sizes = tf.constant(PADDED_SIZES, tf.int64)
-    which = tf.reduce_sum(tf.cast(sizes < count, tf.int32))
-    return which, sizes[which]
 
 
 def _shapes(tensors: Sequence[tf.Tensor]) -> str:

@@ -11,13 +11,7 @@ from absl import logging
 from ..collective import CollectiveOptions, ReduceOp, WorkerGroup
 from ..collective.options import is_integer
 from . import keras_corrections, over_workers, py_functions, replica_scope
-from .cross_replica import (
-    combine_along,
-    combine_components,
-    combine_over_workers,
-    gather_components,
-    gather_local_results,
-)
+from .cross_replica import combine_all, combine_along, gather_components, gather_local_results
 from .distributed_dataset import DistributedDataset
 from .engine import Engine
 from .extended import ReplicatedExtended
@@ -176,21 +170,15 @@ class Strategy(tf.distribute.Strategy):
         size = len(self.extended.worker_devices)
         workers = self.extended.workers
 
-        def reduce_leaf(leaf: Any) -> Any:
-            if axis is None:
-                return combine_components(op, leaf, size, "reduce", workers)
-            return combine_along(op, leaf, axis, size, "reduce", workers)
-
         scope = replica_scope.current()
         if scope is not None and scope.in_merge_call:
             if axis is None:
                 return tf.nest.map_structure(lambda leaf: self.extended.reduce_to(op, leaf, leaf), value)
             value = tf.nest.map_structure(lambda leaf: PerReplica(gather_local_results(scope.member, leaf)), value)
             workers = None  # The replicas of all workers are there.
-        if workers is not None and axis is None:
-            leaves = combine_over_workers(op, tf.nest.flatten(value), size, "reduce", workers)
-            return tf.nest.pack_sequence_as(value, leaves)
-        return tf.nest.map_structure(reduce_leaf, value)
+        if axis is None:
+            return tf.nest.pack_sequence_as(value, combine_all(op, tf.nest.flatten(value), size, "reduce", workers))
+        return tf.nest.map_structure(lambda leaf: combine_along(op, leaf, axis, size, "reduce", workers), value)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates a per-replica value along `axis`, in the order of the replicas.

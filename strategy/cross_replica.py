@@ -28,51 +28,46 @@ _BY_AXIS = {
 
 
 def combine_components(op: ReduceOp, value: Any, size: int, where: str, workers: WorkerGroup | None = None) -> Any:
-    """Reduces a value elementwise over its components.
+    """Reduces a value elementwise over its components, see `combine_all`."""
+    return combine_all(op, [value], size, where, workers)[0]
+
+
+def combine_all(op: ReduceOp, values: Sequence[Any], size: int, where: str, workers: WorkerGroup | None = None
+                ) -> list[Any]:
+    """Reduces each value elementwise over its components; between workers all dense ones of a dtype travel together.
 
     Args:
         op: How to reduce.
-        value: A per-replica value, or one value, which stands for equal ones on all of this process's replicas.
+        values: Per-replica values, or single ones, each of which stands for equal ones on this process's replicas.
         size: Number of replicas in this process.
         where: The caller, for error texts.
-        workers: The workers, each of which brings the components of its own replicas.
+        workers: The workers, each of which brings the components of its own replicas; None if there is one.
 
     Raises:
         ValueError: SUM or PROD of a single value while there are several replicas.
     """
-    parts = _parts(op, value, size, where, workers)
-    if isinstance(parts[0], tf.IndexedSlices):
-        return _combined_slices(op, parts, where, workers)
-    tensors = [_dense(part, where) for part in parts]
-    op.check_dtype(tensors[0].dtype, f"`{where}`")
-    if workers is not None and not isinstance(value, Mirrored):
-        return combine_over_workers(op, [value], size, where, workers)[0]
-    if len(tensors) == 1:
-        return tf.cast(tensors[0], op.result_dtype(tensors[0].dtype)) if tensors[0].dtype.is_integer else tensors[0]
-    _check_shapes(tensors, where, "with `axis=None`")
-    return combine(op, tensors)
-
-
-def combine_over_workers(op: ReduceOp, values: Sequence[Any], size: int, where: str, workers: WorkerGroup
-                         ) -> list[Any]:
-    """`combine_components` of several values; all dense ones of a dtype travel between the workers together."""
     results: list[Any] = [None] * len(values)
-    partials: dict[tf.DType, list[tuple[int, tf.Tensor]]] = {}
+    together: dict[tf.DType, dict[int, list[tf.Tensor]]] = {}
     for index, value in enumerate(values):
         parts = _parts(op, value, size, where, workers)
-        if isinstance(value, Mirrored) or isinstance(parts[0], tf.IndexedSlices):
-            results[index] = combine_components(op, value, size, where, workers)
+        if isinstance(parts[0], tf.IndexedSlices):
+            results[index] = _combined_slices(op, parts, where, workers)
             continue
         tensors = [_dense(part, where) for part in parts]
-        op.check_dtype(tensors[0].dtype, f"`{where}`")
+        dtype = tensors[0].dtype
+        op.check_dtype(dtype, f"`{where}`")
         _check_shapes(tensors, where, "with `axis=None`")
-        wide = [tf.cast(tensor, op.result_dtype(tensor.dtype)) for tensor in tensors]
-        partial = combine(ReduceOp.SUM if op is ReduceOp.MEAN else op, wide)
-        partials.setdefault(partial.dtype, []).append((index, partial))
-    for own in partials.values():
-        totals = over_workers.all_reduced(workers, op, [partial for _, partial in own], where)
-        for (index, _), total in zip(own, totals, strict=True):
-            results[index] = mean_of_total(total, workers.num_replicas) if op is ReduceOp.MEAN else total
+        if workers is not None and not isinstance(value, Mirrored):
+            together.setdefault(dtype, {})[index] = tensors
+        elif len(tensors) == 1:
+            results[index] = tf.cast(tensors[0], op.result_dtype(dtype)) if dtype.is_integer else tensors[0]
+        else:
+            results[index] = combine(op, tensors)
+    for own in together.values():
+        assert workers is not None
+        by_replica = list(zip(*own.values(), strict=True))
+        for index, reduced in zip(own, over_workers.reduced_parts(workers, op, by_replica, where), strict=True):
+            results[index] = reduced
     return results
 
 

@@ -24,6 +24,7 @@ from ..collective.turns import Turns
 from . import over_workers, replica_scope
 from ._tf import convert_with_autograph
 from .cross_replica import (
+    combine_all,
     combine_components,
     equal_arguments,
     gather_components,
@@ -201,13 +202,14 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
                         options: Any = None) -> list[Any]:
         """`reduce_to` for several (value, destinations) pairs, in one bucket plan where a step is traced."""
         self._container_strategy()._require_cross_replica("extended.batch_reduce_to")
-        scope = replica_scope.current()
-        if scope is None:
-            return [self.reduce_to(reduce_op, value, destinations, options)
-                    for value, destinations in value_destination_pairs]
+        op = ReduceOp.of(reduce_op)
         values = [value for value, _ in value_destination_pairs]
-        return all_reduce_values(scope.member, ReduceOp.of(reduce_op), values,
-                                 self._container_strategy()._options_for(options))
+        scope = replica_scope.current()
+        if scope is not None:
+            return all_reduce_values(scope.member, op, values, self._container_strategy()._options_for(options))
+        combined = combine_all(op, values, len(self._devices), "extended.reduce_to", self.workers)
+        return [self.broadcast_to(total, destinations)
+                for total, (_, destinations) in zip(combined, value_destination_pairs, strict=True)]
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         return tf.distribute.get_replica_context().all_reduce(reduce_op, value, options)

@@ -15,9 +15,8 @@ from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
-from ..collective import CollectiveMismatchError, Exchange, Member, ReduceOp
-from ..collective.member import Combine, Parts, Verdict
-from ..collective.queue_member import broadcast_over_workers, reduce_over_workers
+from ..collective import CollectiveMismatchError, Exchange
+from ..collective.meeting_member import MeetingMember, Serve
 from ..collective.sites import place_of
 from . import replica_scope
 from ._tf import callbacks_on_ops, convert_with_autograph, summaries_written_if, summary_state
@@ -191,7 +190,7 @@ class _Replica:
             return self._function(*self._args, **self._kwargs)
 
 
-class OneByOneMember(Member):
+class OneByOneMember(MeetingMember):
     """The seat of a replica that runs on its own thread, one at a time.
 
     It meets the others through the replica that runs on the calling thread: gradients of collectives are taken later,
@@ -199,40 +198,15 @@ class OneByOneMember(Member):
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, index: int, graph: tf.Graph | None):
-        super().__init__(strategy.extended.worker_devices)
-        self.size = strategy.num_replicas_in_sync
+        super().__init__(strategy.extended.worker_devices, strategy.extended.workers)
         self._strategy, self._index, self._graph = strategy, index, graph
-        self._workers = strategy.extended.workers
 
     @property
     def rank(self) -> int:
         return self._strategy.extended.first_replica + self._index
 
-    def exchange(self, tensors: Sequence[tf.Tensor], combine: Combine, what: Exchange,
-                 result_dtypes: Sequence[tf.DType] | None = None, verdict: Verdict | None = None) -> list[tf.Tensor]:
-        def serve(parts: Parts, place: str) -> Sequence[tf.Tensor]:
-            if self._workers is not None:
-                parts = self._workers.gather(parts, what, place)
-            return combine(_approved(parts, verdict))
-
-        return self._meet(tensors, serve, what)
-
-    def reduce(self, op: ReduceOp, tensors: Sequence[tf.Tensor], what: Exchange,
-               verdict: Verdict | None = None) -> list[tf.Tensor]:
-        workers = self._workers
-        if workers is None or what.algorithm == "naive":
-            return super().reduce(op, tensors, what, verdict)
-        return self._meet(tensors, lambda parts, place: reduce_over_workers(
-            workers, op, _approved(parts, verdict), what, place), what)
-
-    def broadcast(self, tensors: Sequence[tf.Tensor], root: int, what: Exchange) -> list[tf.Tensor]:
-        workers = self._workers
-        if workers is None:
-            return super().broadcast(tensors, root, what)
-        return self._meet(tensors, lambda parts, place: broadcast_over_workers(workers, parts, root, what, place), what)
-
-    def _meet(self, tensors: Sequence[tf.Tensor], serve: Callable[[Parts, str], Sequence[tf.Tensor]],
-              what: Exchange) -> list[tf.Tensor]:
+    def meet(self, tensors: Sequence[tf.Tensor], serve: Serve, what: Exchange,
+             result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
         self._check_not_inside_function(what.kind)
 
         def answer(parts: list[Any]) -> list[Any]:
@@ -262,10 +236,3 @@ class OneByOneMember(Member):
         raise RuntimeError(
             f"`{what}` was called in a tf.function, and that in a step whose replicas run one by one: they could not "
             "meet there. Decorate the step that you pass to `strategy.run` with `@tf.function`.")
-
-
-def _approved(parts: Parts, verdict: Verdict | None) -> Parts:
-    if verdict is not None:
-        problem = verdict(parts)
-        tf.debugging.Assert(tf.equal(problem, ""), [problem])
-    return parts

@@ -43,16 +43,25 @@ def what(kind: str, op: ReduceOp | None, tensor: tf.Tensor, name: str) -> Exchan
 
 def reduced(workers: WorkerGroup | None, op: ReduceOp, part: tf.Tensor, name: str) -> tf.Tensor:
     """Reduces every worker's `part`; MEAN adds, the caller divides."""
-    return all_reduced(workers, op, [part], name)[0]
-
-
-def all_reduced(workers: WorkerGroup | None, op: ReduceOp, parts: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-    """`reduced` of several tensors of one dtype, in one exchange."""
     if workers is None:
-        return list(parts)
+        return part
     op = ReduceOp.SUM if op is ReduceOp.MEAN else op
     with naming_the_peer(workers):
-        return workers.reduce(op, parts, what("all-reduce", op, parts[0], name), _place())
+        return workers.reduce(op, [part], what("all-reduce", op, part, name), _place())[0]
+
+
+def reduced_parts(workers: WorkerGroup, op: ReduceOp, parts: Sequence[Sequence[tf.Tensor]], name: str
+                  ) -> list[tf.Tensor]:
+    """Reduces tensors of one dtype over the replicas of all workers, in one exchange; MEAN divides by all.
+
+    Args:
+        workers: The workers.
+        op: How to reduce.
+        parts: By replica of this process: its tensors.
+        name: For error texts.
+    """
+    with naming_the_peer(workers):
+        return workers.reduce_parts(op, parts, what("all-reduce", op, parts[0][0], name), _place())
 
 
 def all_parts(workers: WorkerGroup | None, parts: Sequence[Sequence[tf.Tensor]], name: str,
