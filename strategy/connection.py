@@ -40,8 +40,7 @@ class Connection:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, MACHINE_SILENT_SECONDS * 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, MACHINE_SILENT_SECONDS * 1000)
 
     def fileno(self) -> int:
         """For `selectors`."""
@@ -59,7 +58,7 @@ class Connection:
                 self._unsent += json.dumps(message).encode() + b"\n"
             return self._push() and is_taken
 
-    def flush(self, timeout: float) -> bool:
+    def flush(self, timeout: float = 1.0) -> bool:
         """Waits until the other side has taken everything, for `timeout` seconds at most; returns whether it has."""
         deadline = time.monotonic() + timeout
         with self._sending:
@@ -128,6 +127,18 @@ class Connection:
     def close(self) -> None:
         """Closes the connection."""
         self._socket.close()
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Listens where TensorFlow's server does: on all addresses of this machine, or on the loopback one that is named.
+
+    Raises:
+        OSError: The port cannot be used.
+    """
+    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
+    is_dual = not is_loopback and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual or ":" in host else socket.AF_INET
+    return socket.create_server((host if is_loopback else "", port), family=family, dualstack_ipv6=is_dual)
 
 
 def _message(line: bytes) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from .rendezvous_chief import POLL, Chief, Reminder, listen_on
 _WHERE = "MultiWorkerMirroredStrategy:"
 _CONNECT = 2.0
 _GREETING = 5.0
-_FLUSH = 1.0
 
 
 @dataclasses.dataclass
@@ -66,7 +65,7 @@ class Meeting:
         except PeerError as error:
             for connection in self.connections.values():
                 connection.send(abort=str(error).removeprefix(f"{_WHERE} "))
-                connection.flush(_FLUSH)
+                connection.flush()
                 connection.close()
             raise
         for connection in self.connections.values():

@@ -17,7 +17,7 @@ from ..collective import CollectiveOptions
 from ..collective.errors import PeerError
 from ..collective.options import is_integer
 from .cluster import Cluster, Task
-from .connection import Connection
+from .connection import Connection, listening_socket
 
 # When the log begins to tell who is missing, in seconds, and how often it repeats it.
 FIRST_WORD = 3.0
@@ -27,7 +27,6 @@ POLL = 0.1
 
 # How long somebody who has connected may take to say who it is.
 _INTRODUCTION = 10.0
-_FLUSH = 1.0
 
 
 class Chief:
@@ -132,7 +131,7 @@ class Chief:
         problem = self._problem(hello)
         if problem:
             connection.send(abort=problem)
-            connection.flush(_FLUSH)
+            connection.flush()
             self._give_up(problem)
         del self._strangers[connection]
         self._hellos[rank], self._members[rank] = hello, connection
@@ -154,7 +153,7 @@ class Chief:
     def _give_up(self, text: str) -> None:
         for connection in self._members.values():
             connection.send(abort=text)
-            connection.flush(_FLUSH)
+            connection.flush()
             connection.close()
         raise PeerError(f"MultiWorkerMirroredStrategy: {text}")
 
@@ -174,17 +173,13 @@ class Reminder:
 
 
 def listen_on(task: Task) -> socket.socket:
-    """A socket that listens on a task's port: for others on this machine only if the address is a loopback one.
+    """A socket that listens on a task's port.
 
     Raises:
-        OSError: Somebody else does.
+        OSError: The port cannot be used.
     """
-    is_loopback = task.host in ("localhost", "::1") or task.host.startswith("127.")
-    is_dual = not is_loopback and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dual or ":" in task.host else socket.AF_INET
     try:
-        return socket.create_server((task.host if is_loopback else "", task.port), family=family,
-                                    dualstack_ipv6=is_dual)
+        return listening_socket(task.host, task.port)
     except OSError as error:
         raise OSError(error.errno, f"{task}: cannot listen on its address: {error.strerror}. If another process uses "
                       "the port, perhaps a worker of an earlier run, end it, or choose another port.") from error

@@ -32,8 +32,6 @@ BEAT = 1.0
 # What the kernel says when not a process but a machine or the network has gone.
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
-_FLUSH = 1.0
-
 
 class Watch:
     """This worker's watch.
@@ -109,7 +107,7 @@ class Watch:
             self._send_all(**last_words)
             for peer in self._peers:
                 assert peer.connection is not None
-                peer.connection.flush(_FLUSH)
+                peer.connection.flush()
 
     def _send_all(self, **message: Any) -> None:
         for peer in self._peers:

@@ -108,8 +108,8 @@ def _check_network(cluster: Cluster, facts: Facts, deadline: float) -> list[Chec
     try:
         server = FactServer(cluster, facts)
     except OSError as error:
-        failed = Check("own port", FAILED, f"cannot listen on port {cluster.task.port}: {error.strerror}. Stop what "
-                       "uses it, or give this task another address.")
+        failed = Check("own port", FAILED, f"cannot listen on port {cluster.task.port}: "
+                       f"{os.strerror(error.errno or 0)}. Stop what uses it, or give this task another address.")
         answers = ask_peers(cluster, facts, deadline)
         return [failed, *_check_peers(cluster, facts, answers, set())]
     with server:

@@ -49,7 +49,7 @@ def _launch(options: LaunchOptions, console: Console, signals: StopSignals) -> i
     if note:
         console.say(note)
     if options.meeting is not None:
-        nodes = options.meeting.meet(console.say, lambda: bool(signals.received))
+        nodes = options.meeting.meet(console.say, signals)
         if not nodes:
             return 128 + signals.received[0]
         options = dataclasses.replace(options, nodes=nodes)

@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from ..strategy.cluster import Cluster, Task
+from ..strategy.connection import listening_socket
 
 MAX_BYTES = 64 << 10
 RETRY_SECS = 0.1
@@ -84,7 +85,7 @@ class FactServer:
         """
         self._asked = threading.Condition()
         self._asked_by: set[int] = set()
-        self._server = _listen(cluster.task, self._handler(facts))
+        self._server = _Server(listening_socket(cluster.task.host, cluster.task.port), self._handler(facts))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()
 
@@ -122,26 +123,17 @@ class FactServer:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
+    """Serves on a socket that listens already."""
+
     daemon_threads = True
+
+    def __init__(self, listener: socket.socket, handler: type[socketserver.StreamRequestHandler]) -> None:
+        super().__init__(listener.getsockname(), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Somebody who hangs up or says nothing is not worth a traceback."""
-
-
-class _DualServer(_Server):
-    address_family = socket.AF_INET6
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
-
-
-def _listen(task: Task, handler: type[socketserver.StreamRequestHandler]) -> socketserver.TCPServer:
-    """Listens where TensorFlow will: on all addresses of this machine; on the loopback one where that is the task's."""
-    if task.host == "localhost" or task.host.startswith("127."):
-        return _Server((task.host, task.port), handler)
-    return (_DualServer if socket.has_dualstack_ipv6() else _Server)(("", task.port), handler)
 
 
 def ask_peers(cluster: Cluster, facts: Facts, deadline: float) -> dict[int, Answer]:
@@ -179,7 +171,7 @@ def _ask(task: Task, facts: Facts, deadline: float) -> Answer:
             answer = Answer(None, False, f"cannot be reached: {error.strerror}")
         if time.monotonic() + RETRY_SECS > deadline:
             return answer
-        time.sleep(RETRY_SECS)
+        time.sleep(RETRY_SECS)  # Nothing tells when somebody begins to listen.
 
 
 def _ask_once(task: Task, facts: Facts, deadline: float) -> Answer:

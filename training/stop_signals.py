@@ -6,6 +6,7 @@
         signals.received                                     # [Signals.SIGINT]
 """
 
+import select
 import signal
 import socket
 from types import FrameType, TracebackType
@@ -57,6 +58,12 @@ class StopSignals:
                 pass
         except BlockingIOError:
             pass
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for so many seconds, or until a signal comes or a worker ends; returns whether a signal has come."""
+        if not self.received and select.select([self], [], [], seconds)[0]:
+            self.drain()
+        return bool(self.received)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.received.append(signal.Signals(signum))

@@ -174,7 +174,6 @@ def test_threads_send_whole_messages_while_another_receives_on_the_same_connecti
     assert found == {connection: [list(range(count))] * len(threads) for connection in pair}
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has TCP_USER_TIMEOUT")
 def test_a_machine_that_has_gone_is_noticed_by_the_kernel(ends):
     milliseconds = ends[1]._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     assert milliseconds == module.MACHINE_SILENT_SECONDS * 1000

@@ -23,7 +23,7 @@ TAG = "LOCKSTEP_TEST_TAG"
 # The launcher without the library's `__init__.py`, which imports TensorFlow and takes seconds to do it.
 PROGRAM = """
 import importlib.machinery, sys, types
-for name in ("lockstep", "lockstep.training"):
+for name in ("lockstep", "lockstep.strategy", "lockstep.training"):
     package = sys.modules[name] = types.ModuleType(name)
     package.__spec__ = importlib.machinery.ModuleSpec(name, None)
     package.__path__ = [sys.argv[1] + name.removeprefix("lockstep").replace(".", "/")]

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -36,6 +37,17 @@ def test_the_end_of_a_child_wakes_up_and_is_no_signal_to_stop():
         assert select.select([signals], [], [], 30)[0] == [signals]
         assert child.wait() == 0
         assert signals.received == []
+
+
+def test_waiting_ends_early_for_a_signal_and_says_whether_one_has_come():
+    with StopSignals() as signals:
+        assert not signals.wait(0.01)
+        killer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
+        killer.start()
+        assert signals.wait(30)
+        assert signals.wait(30)
+        killer.join()
+        assert signals.received == [signal.SIGTERM]
 
 
 def test_a_signal_that_was_ignored_stays_ignored():
