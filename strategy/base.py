@@ -247,8 +247,7 @@ class Strategy(tf.distribute.Strategy):
 
         Args:
             value: A nest of tensors, or of what becomes one, of the same structure and dtypes on all workers; shapes
-            may
-                differ.
+                may differ.
             root: The worker's number; 0 is the chief.
 
         Returns:

@@ -31,6 +31,10 @@ class Call:
     result: dict[str, float] | None = None
     was_stopped: bool = False
 
+    def is_done(self, count: int, in_epochs: bool) -> bool:
+        """Whether there is nothing left to run of `count` steps or epochs."""
+        return self.was_stopped or (self.num_epochs if in_epochs else self.num_steps) >= count
+
 
 class CallRecord:
     """The calls so far."""

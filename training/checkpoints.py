@@ -19,7 +19,7 @@ from typing import Any, Mapping
 import tensorflow as tf
 from absl import logging
 
-from ..strategy import busy
+from ..strategy import Strategy, busy
 
 _NAME = re.compile(r"step_(\d+)")
 _UNFINISHED = ".unfinished"
@@ -39,10 +39,9 @@ class Checkpoints:
         OSError: The directory cannot be made or written to.
     """
 
-    def __init__(self, directory: str, keep: int, strategy: tf.distribute.Strategy):
+    def __init__(self, directory: str, keep: int, strategy: Strategy):
         self._directory, self._keep, self._strategy = directory, keep, strategy
-        self._is_chief = getattr(strategy, "is_chief", True)
-        if self._is_chief:
+        if strategy.is_chief:
             os.makedirs(directory, exist_ok=True)
             if not os.access(directory, os.W_OK):
                 raise OSError(f"`Trainer`: cannot write to {directory}. Choose another `model_dir`.")
@@ -63,13 +62,13 @@ class Checkpoints:
         final = os.path.join(self._directory, f"step_{step:09d}")
         unfinished = final + _UNFINISHED
         with busy("saving a checkpoint"):
-            if self._is_chief:
+            if self._strategy.is_chief:
                 for name in os.listdir(self._directory):
                     if name.endswith(_UNFINISHED):
                         shutil.rmtree(os.path.join(self._directory, name))
                 os.makedirs(unfinished)
             tf.train.Checkpoint(**state).write(os.path.join(unfinished, _STATE))
-            if self._is_chief:
+            if self._strategy.is_chief:
                 _write(os.path.join(unfinished, _FACTS), json.dumps(dict(facts)))
                 if os.path.exists(final):
                     shutil.rmtree(final)
@@ -77,7 +76,7 @@ class Checkpoints:
                 _sync(self._directory)
                 for old in self._steps()[:-self._keep]:
                     shutil.rmtree(self._folder(old))
-        self._barrier("checkpoint written")
+        self._strategy.barrier("checkpoint written")
         return final
 
     def restore(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -95,11 +94,10 @@ class Checkpoints:
             ValueError: The checkpoint is one of something else than `state`.
         """
         readable = -1
-        if self._is_chief:
+        if self._strategy.is_chief:
             readable = next((step for step in reversed(self._steps()) if self._is_readable(step)), -1)
         # All restore what the chief has found: it alone has removed or replaced anything.
-        step = readable if self._strategy.num_replicas_in_sync == 1 or not hasattr(self._strategy, "broadcast") \
-            else int(self._strategy.broadcast(readable))
+        step = int(self._strategy.broadcast(readable))
         if step < 0:
             return None
         folder = self._folder(step)
@@ -134,11 +132,6 @@ class Checkpoints:
                             str(error).splitlines()[0])
             return False
         return True
-
-    def _barrier(self, name: str) -> None:
-        barrier = getattr(self._strategy, "barrier", None)
-        if barrier is not None:
-            barrier(name)
 
 
 def _write(path: str, text: str) -> None:

@@ -11,13 +11,13 @@ with the totals comes out.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from .step_outputs import StepOutputs
 
-Loop = Callable[[Any, tf.Tensor, tf.RaggedTensor], dict[str, Any]]
+Loop: TypeAlias = tf.types.experimental.PolymorphicFunction
 
 
 def no_totals() -> tf.RaggedTensor:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from ..collective.options import is_integer
+from ..strategy import Strategy
 from .actions import Action
 from .batch_source import BatchSource
 from .call_record import Call, CallRecord
@@ -48,12 +49,10 @@ class Run:
                  settings: Mapping[str, Any] | None, save_every: int | None, keep: int,
                  actions: Sequence[Action] = ()):
         self.calls = CallRecord()
-        self._strategy = strategy
         self._actions: list[Any] = [action for action in actions if hasattr(action, "state")]
         self._checkpoints: Checkpoints | None = None
         self._log = RunLog(None)
         self._save_every = save_every
-        self._saved_step = -1
         self._is_ready = model_dir is None
         for name, value in (("save_every", save_every), ("keep", keep)):
             if value is not None and (not is_integer(value) or value < 1):
@@ -66,10 +65,10 @@ class Run:
         if not state or any(name in _OWN_NAMES or not name.isidentifier() for name in state):
             raise ValueError(f"`Trainer`: `state` is {state!r}. Expected a dict of what checkpoints shall hold, such "
                              f"as {{'model': model, 'optimizer': optimizer}}, with other names than {_OWN_NAMES}.")
-        if not hasattr(strategy, "random_streams"):
+        if not isinstance(strategy, Strategy):
             raise ValueError(f"`Trainer`: `model_dir` with a {type(strategy).__name__}, whose input and random streams "
                              "cannot be saved. Use a strategy of Lockstep.")
-        self._state = dict(state)
+        self._state, self._random_streams = dict(state), strategy.random_streams
         self._checkpoints = Checkpoints(os.path.join(model_dir, "checkpoints"), keep, strategy)
         if strategy.is_chief:
             _check_settings(os.path.join(model_dir, "settings.json"), dict(settings or {}))
@@ -102,25 +101,23 @@ class Run:
         self._log.cut(facts["log_size"])
         for action, kept in zip(self._actions, facts["actions"]):
             action.restore(kept)
-        self._saved_step = int(step.read_value())
-        logging.info("Trainer: goes on after step %d.", self._saved_step)
+        logging.info("Trainer: goes on after step %d.", int(step.read_value()))
 
     def steps_to_save(self, step: int) -> int | None:
         """How many steps are left until the next checkpoint is due, None if none is."""
-        return None if self._save_every is None or not self.is_kept else self._save_every - step % self._save_every
+        return None if self._save_every is None else self._save_every - step % self._save_every
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is to be written after this step."""
-        return self._save_every is not None and self.is_kept and step % self._save_every == 0
+        return self._save_every is not None and step % self._save_every == 0
 
     def save(self, step: tf.Variable, source: BatchSource) -> None:
-        """Writes a checkpoint, unless there is one of this step with the same calls. Every worker calls."""
+        """Writes a checkpoint. Synchronisation: every worker calls."""
         if self._checkpoints is None:
             return
         facts = {"data": source.position(), "calls": self.calls.to_json(), "log_size": self._log.size,
                  "actions": [action.state() for action in self._actions]}
-        self._saved_step = int(step.read_value())
-        self._checkpoints.save(self._saved_step, self._everything(step, source), facts)
+        self._checkpoints.save(int(step.read_value()), self._everything(step, source), facts)
 
     def log(self, call: Call, step: int, values: Mapping[str, float]) -> None:
         """Adds a line to the log."""
@@ -131,7 +128,7 @@ class Run:
         variables = {f"{name}_variables": [variable.value for variable in value.variables]
                      for name, value in self._state.items() if _is_kerass(value)}
         return {**self._state, **variables, "step": step, "data": source.iterator,
-                "random_streams": self._strategy.random_streams}
+                "random_streams": self._random_streams}
 
 
 def _is_kerass(value: Any) -> bool:

@@ -254,8 +254,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Runs loops until `count` steps have run or, in epochs, the data has ended `count` times."""
         is_training = source is self._train_source
-        ran_before = call.num_epochs if in_epochs else call.num_steps
-        if call.result is not None and (call.was_stopped or ran_before >= count):
+        if call.result is not None and call.is_done(count, in_epochs):
             return call.result
         self._kept.calls.goes_on(call)
         totals = with_totals(call.totals) if call.totals else no_totals()
@@ -263,7 +262,7 @@ class Trainer:
                              else count - call.num_steps)
         try:
             with StopRequest(self._strategy, catches_signals=is_training and self._kept.is_kept) as stop:
-                while (call.num_epochs if in_epochs else call.num_steps) < count and not call.was_stopped:
+                while not call.is_done(count, in_epochs):
                     asked = self._steps_per_loop if in_epochs else min(self._steps_per_loop, count - call.num_steps)
                     if is_training:
                         asked = min(asked, self._kept.steps_to_save(self.step) or asked)
@@ -282,6 +281,8 @@ class Trainer:
                         self._progress.update(ran, num_rows=int(added[0]), values=values)
                         if is_training:
                             self._end_loop(call, values, stop)
+                            if self._kept.is_due(self.step) and not call.is_done(count, in_epochs):
+                                self._kept.save(self._step, source)
         finally:
             self._progress.stop()
         call.result = outputs.averages(totals.values.numpy())
@@ -292,7 +293,7 @@ class Trainer:
         return call.result
 
     def _end_loop(self, call: Call, values: dict[str, float], stop: StopRequest) -> None:
-        """What comes after a loop of training steps: the log, the actions, the checkpoint, a stop.
+        """What comes after a loop of training steps: the log, the actions, a stop.
 
         Raises:
           SystemExit: A signal has asked for it; a checkpoint is written.
@@ -304,9 +305,8 @@ class Trainer:
                 stop.ask()
         is_agreed = stop.is_agreed() if self._actions or self._kept.is_kept else False
         call.was_stopped = is_agreed and not stop.comes_of_a_signal
-        if self._kept.is_due(step) or stop.comes_of_a_signal:
-            self._kept.save(self._step, self._train_source)
         if stop.comes_of_a_signal:
+            self._kept.save(self._step, self._train_source)
             raise SystemExit(EXIT_STOPPED)
 
     def _begin(self, kind: str) -> Call:
@@ -316,8 +316,7 @@ class Trainer:
 
     def _trace(self) -> None:
         """Traces the training loop, so that all that the step makes exists."""
-        trace: Any = getattr(self._train_loop, "get_concrete_function")
-        trace(self._train_source.iterator, tf.constant(1, tf.int64), no_totals())
+        self._train_loop.get_concrete_function(self._train_source.iterator, tf.constant(1, tf.int64), no_totals())
 
     def _make_eval_loop(self, eval_step: Step) -> tuple[Loop, StepOutputs]:
         outputs = StepOutputs("eval_step")
