@@ -30,6 +30,7 @@ from typing import Sequence
 import tensorflow as tf
 
 from .copies import Copies
+from .start_line import StartLine
 
 ENDED = "end of the step"
 MISMATCH = "Replicas met in different collectives"
@@ -89,6 +90,7 @@ class Queues:
         name: A name that no other group of the process has.
         mutex: Held by a launch while its bodies run.
         meeting: The channel of all exchanges; its elements are `wrapped`.
+        start_line: Where a launch's bodies wait for each other before they start.
     """
 
     def __init__(self, size: int, group: object):
@@ -99,6 +101,7 @@ class Queues:
         self._numbers = itertools.count()
         self.meeting = Channel(f"{self.name}/meeting", [tf.variant], size, group)
         with tf.init_scope(), tf.device(HOST):
+            self.start_line = StartLine(self.name, size)
             # Held by a launch while its bodies run: launches of one group follow each other, from any thread.
             self.mutex = tf.raw_ops.MutexV2(shared_name=f"{self.name}/mutex")
             self._problems = tf.raw_ops.FIFOQueueV2(component_types=[tf.string], shared_name=f"{self.name}/problems")

@@ -27,6 +27,7 @@ from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicF
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
@@ -42,8 +43,9 @@ __all__ = [
     "PolymorphicFunction", "ResourceVariable", "a_tape_may_record", "abort_collectives", "backward_function",
     "call_flat", "call_recorded", "call_with_gradient", "callbacks_on_ops", "checkpoint_management",
     "concrete_function", "convert_with_autograph", "enumerate_registry", "flat_function", "for_loop_registry",
-    "for_stmt", "has_global_seed", "lift_to_graph", "runtime_has_started", "start_collectives", "state_of_op_seeds",
-    "summaries_written_if", "summary_state", "trace_into", "watch_variables", "written_resources",
+    "for_stmt", "has_global_seed", "lift_to_graph", "register_acd_resource_resolver", "runtime_has_started",
+    "start_collectives", "state_of_op_seeds", "summaries_written_if", "summary_state", "trace_into", "watch_variables",
+    "written_resources",
 ]
 
 

@@ -15,19 +15,21 @@ of one strategy follow each other, from whichever thread or graph they come; dra
 in the queues.
 
 The bodies and `replicas` are not inlined. Loops of different replicas would get different frames, and their
-collectives would never meet. And when a replica fails, TensorFlow cancels whatever waits: an op that waited beside a
-failing call on its device, or a value on its way to another one, would hide the cause behind its cancellation. So
-nothing stands beside a call, and no call starts before all inputs are where they belong.
+collectives would never meet. And when a replica fails, TensorFlow cancels whatever waits, and keeps the first error of
+each device: an op that waited beside a failing call on its device, or a value on its way to or from it, would hide the
+cause behind its cancellation. So nothing stands beside a call, no call starts before the inputs of all are where they
+belong, and what replicas tell each other goes through queues, inside of functions that are called on their devices.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
 from ..collective import Copies, Queues
 from ..collective._tf import leave_optimized
+from ..collective.local import HOST
 from ._tf import (
     AtomicFunction,
     ConcreteFunction,
@@ -41,6 +43,7 @@ from ._tf import (
     watch_variables,
 )
 from .body import NOT_INLINED, Body
+from .handle_bundle import HandleBundle
 from .shared_state import Sharing, synchronises_in_control_flow
 from .values import regroup_leaf
 
@@ -51,12 +54,14 @@ class Launch:
     Args:
         strategy: The strategy.
         body: The traced step.
+        is_differentiable: Whether the launch takes the replicas' variables as inputs, so that it can have gradients
+            with respect to them.
 
     Raises:
         ValueError: The body uses a variable of another strategy.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, body: Body):
+    def __init__(self, strategy: tf.distribute.Strategy, body: Body, is_differentiable: bool = False):
         self._body = body
         self._devices = strategy.extended.worker_devices
         self._captures = [replica_captures(strategy, capture) for capture in body.graph.external_captures]
@@ -64,9 +69,14 @@ class Launch:
         if self._is_alone:
             self._function = body.function
         else:
-            self._function = self._build(strategy)
+            self._function = self._build(strategy, HandleBundle([] if is_differentiable else self._own_handles()))
 
-    def _build(self, strategy: tf.distribute.Strategy) -> ConcreteFunction:
+    def _own_handles(self) -> list[tf.Tensor]:
+        """The eager handles that are some replica's own and stand on another device than the host."""
+        return [handle for copies in self._captures if Copies.of(copies[0]) is not None
+                for handle in copies if hasattr(handle, "numpy") and not handle.device.endswith(HOST)]
+
+    def _build(self, strategy: tf.distribute.Strategy, bundle: HandleBundle) -> ConcreteFunction:
         """The launch function: lock, drain, the calls, unlock."""
         queues = strategy.extended.queues
         meeting = [queues.meeting] if queues.are_used_by([copies[0] for copies in self._captures]) else []
@@ -78,12 +88,15 @@ class Launch:
         def launch(*inputs: tf.Tensor) -> Sequence[tf.Tensor]:
             lock = tf.raw_ops.MutexLock(mutex=queues.mutex)
             with tf.control_dependencies([lock]):
-                ready = Queues.drain([*meeting, *([results] if results else []), *turns]) or [lock.op]
+                ready = queues.start_line.drain()
+                ready += Queues.drain([*meeting, *([results] if results else []), *turns])
             if turns:
                 with tf.control_dependencies(ready):
                     ready = [turns[0].start()]
             with tf.control_dependencies(ready):
-                outputs, call = called_flat(graph, calls, inputs, calls.captured_inputs)
+                opened = bundle.open()
+                captures = [opened.get(id(capture), capture) for capture in calls.captured_inputs]
+                outputs, call = called_flat(graph, calls, inputs, captures)
             if results is not None:
                 with tf.control_dependencies([call]):
                     outputs = [tensor for queue in results.outward for tensor in results.take(queue)[0]]
@@ -106,41 +119,25 @@ class Launch:
         def replicas(*inputs: tf.Tensor) -> list[tf.Tensor]:
             outputs: list[tf.Tensor] = []
             calls: list[tf.Operation] = []
+            ends: list[tf.Operation] = []
             own = [inputs[replica * len(specs):(replica + 1) * len(specs)] for replica in range(len(self._devices))]
             captures = [[copies[replica] for copies in self._captures] for replica in range(len(self._devices))]
-            arrived = self._arrived(graph, own, captures)
             for replica, device in enumerate(self._devices):
-                waits = arrived[replica] + (calls[-1:] if chained else [])
-                with tf.control_dependencies(waits), tf.device(device), tf.name_scope(f"replica_{replica}"):
-                    results, call = called_flat(graph, body.function, own[replica], captures[replica])
-                outputs.extend(results)
-                calls.append(call)
-                if may_part:
-                    with tf.control_dependencies([call]):
-                        graph.control_outputs.extend(queues.send_ended(replica))
-            graph.control_outputs.extend(calls)
+                mine = [*own[replica], *captures[replica]]
+                with tf.device(device), tf.name_scope(f"replica_{replica}"):
+                    start = called_on_host(graph, "start", mine, lambda: [queues.start_line.wait(replica)])
+                    with tf.control_dependencies([start, *(calls[-1:] if chained else [])]):
+                        results, call = called_flat(graph, body.function, own[replica], captures[replica])
+                    outputs.extend(results)
+                    calls.append(call)
+                    if may_part:
+                        with tf.control_dependencies([call]):
+                            ends.append(called_on_host(graph, "end", [], lambda: queues.send_ended(replica)))
+            graph.control_outputs.extend(calls + ends)
             return outputs
 
         trace_into(graph, replicas, specs * len(self._devices), automatic_control_dependencies=False)
         return concrete_function(graph, NOT_INLINED)
-
-    def _arrived(self, graph: FuncGraph, inputs: Sequence[Sequence[tf.Tensor]],
-                 captures: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Operation]]:
-        """By replica: the ops after which no input is on its way any more.
-
-        The host sends the other replicas their inputs. Were a step to fail in the meantime, a send that is cancelled
-        would take the place of the cause. So the host's replica waits until all others have told it that they have
-        theirs, and the others until they have told: two ops later, since TensorFlow runs what is ready in the order in
-        which it became so.
-        """
-        takes_all = _takes_all(self._body.graph)
-        on_host: list[tf.Operation] = []
-        on_others = []
-        for replica, device in enumerate(self._devices[1:], start=1):
-            with tf.device(device):
-                on_host.append(called_flat(graph, takes_all, inputs[replica], captures[replica])[1])
-                on_others.append([_after(_after(on_host[-1]))])
-        return [on_host, *on_others]
 
     def _input_specs(self) -> list[tf.TensorSpec]:
         """The flat inputs of one replica."""
@@ -200,17 +197,27 @@ def _no_gradient(*upstream: Any) -> Sequence[Any]:
         "tape around the first call of the tf.function that holds `strategy.run`, or take the gradient in the step.")
 
 
-def _after(op: tf.Operation) -> tf.Operation:
-    with tf.control_dependencies([op]):
-        return tf.no_op()
+def called_on_host(graph: FuncGraph, name: str, tensors: Sequence[tf.Tensor], ops: Callable[[], list[tf.Operation]]
+                   ) -> tf.Operation:
+    """Calls a function on the current device whose ops stand on the host; returns the call.
 
+    Args:
+        graph: The graph that is built.
+        name: The function's name.
+        tensors: What must have come to the device before the function starts.
+        ops: Makes the function's ops, and returns those that must run.
+    """
+    function = FuncGraph(name)
 
-def _takes_all(graph: FuncGraph) -> ConcreteFunction:
-    """A function with the inputs of a body's function that does nothing: when it has been called, they are there."""
-    taking = FuncGraph("arrival")
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.inputs]
-    trace_into(taking, lambda *inputs: [], specs, automatic_control_dependencies=False)
-    return concrete_function(taking, NOT_INLINED)
+    def run(*unused_inputs: tf.Tensor) -> list[tf.Tensor]:
+        with tf.device(HOST):
+            function.control_outputs.extend(ops())
+        return []
+
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+    trace_into(function, run, specs, automatic_control_dependencies=False)
+    made = concrete_function(function, NOT_INLINED)
+    return called_flat(graph, made, tensors, made.captured_inputs)[1]
 
 
 def called_flat(graph: FuncGraph, function: ConcreteFunction | AtomicFunction, inputs: Sequence[tf.Tensor],

@@ -48,7 +48,7 @@ class DifferentiableLaunch:
                       if getattr(needed, "graph", None) is graph and id(needed) not in self._given]
         graph.outputs[:] = results + self._kept
         forward = flat_function(f"{body.function.name}_forward", graph, NOT_INLINED)
-        self._forward = Launch(strategy, dataclasses.replace(body, function=forward))
+        self._forward = Launch(strategy, dataclasses.replace(body, function=forward), is_differentiable=True)
         self._differentiable = [index for index, result in enumerate(results)
                                 if result.dtype.is_floating or result.dtype.is_complex]
         self._backward_launch = Launch(strategy, self._backward_body(strategy))

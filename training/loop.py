@@ -47,8 +47,6 @@ def make_loop(
     step: Callable[[Any], Any],
     outputs: StepOutputs,
     counter: tf.Variable | None = None,
-    *,
-    at_most_one: bool = False,
 ) -> Loop:
     """Makes the function that runs a number of steps.
 
@@ -60,8 +58,6 @@ def make_loop(
       step: Called on each replica with its part of a batch.
       outputs: Takes what the step returns.
       counter: Raised by one after each step.
-      at_most_one: Whether the number of steps is 0 or 1 in every call. The function then holds no loop, and a step
-        that fails raises its own error; in a loop TensorFlow 2.21 may report that other replicas were cancelled.
 
     Returns:
       A `tf.function` of (iterator, number of steps as int64 scalar, totals so far). It returns
@@ -99,14 +95,10 @@ def make_loop(
             )
             return done, has_data, totals
 
-        start = (tf.constant(0, tf.int64), tf.constant(True), totals.values)
-        if at_most_one:
-            done, _, added_up = tf.cond(num_steps > 0, lambda: next_step(*start), lambda: start)
-            return {"num_steps": done, "totals": _as_ragged(added_up)}
         done, _, added_up = tf.while_loop(
             goes_on,
             next_step,
-            start,
+            (tf.constant(0, tf.int64), tf.constant(True), totals.values),
             shape_invariants=(tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([None])),
             # A step starts when the one before has ended: their updates must not mix.
             parallel_iterations=1,

@@ -21,11 +21,13 @@ model, the optimizer and the step stay the user's.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ..strategy import Strategy
+from ..strategy.launch_errors import naming_the_replica
 from .actions import Action, taken
 from .batch_source import BatchSource, DistributedData, check_type, distribute
 from .call_record import Call
@@ -146,8 +148,7 @@ class Trainer:
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
         self._outputs = StepOutputs("train_step")
-        self._train_loop = make_loop(strategy, train_step, self._outputs, self._step,
-                                     at_most_one=self._steps_per_loop == 1)
+        self._train_loop = make_loop(strategy, train_step, self._outputs, self._step)
         # Kept, so that an evaluation after every epoch neither traces nor distributes again.
         self._eval_loop = functools.lru_cache(_EVALUATIONS_KEPT)(self._make_eval_loop)
         self._eval_data = functools.lru_cache(_EVALUATIONS_KEPT)(self._distribute_eval_data)
@@ -266,7 +267,7 @@ class Trainer:
                     asked = self._steps_per_loop if in_epochs else min(self._steps_per_loop, count - call.num_steps)
                     if is_training:
                         asked = min(asked, self._kept.steps_to_save(self.step) or asked)
-                    with _naming_the_loop(call.kind, self._steps_per_loop):
+                    with self._errors_name_the_replica():
                         result = loop(source.begin_loop(), tf.constant(asked, tf.int64), totals)
                     ran = int(result["num_steps"])
                     source.end_loop(ran, ended=ran < asked)
@@ -318,23 +319,12 @@ class Trainer:
         """Traces the training loop, so that all that the step makes exists."""
         self._train_loop.get_concrete_function(self._train_source.iterator, tf.constant(1, tf.int64), no_totals())
 
+    def _errors_name_the_replica(self) -> contextlib.AbstractContextManager[None]:
+        return naming_the_replica(self._strategy) if isinstance(self._strategy, Strategy) else contextlib.nullcontext()
+
     def _make_eval_loop(self, eval_step: Step) -> tuple[Loop, StepOutputs]:
         outputs = StepOutputs("eval_step")
-        return make_loop(self._strategy, eval_step, outputs, at_most_one=self._steps_per_loop == 1), outputs
+        return make_loop(self._strategy, eval_step, outputs), outputs
 
     def _distribute_eval_data(self, eval_data: Any) -> DistributedData:
         return distribute(self._strategy, eval_data, "eval_data")
-
-
-@contextlib.contextmanager
-def _naming_the_loop(title: str, steps_per_loop: int) -> Iterator[None]:
-    """Says what to do where TensorFlow reports a cancellation instead of the cause of a failed step."""
-    try:
-        yield
-    except tf.errors.CancelledError as error:
-        if steps_per_loop == 1:
-            raise
-        raise tf.errors.CancelledError(
-            error.node_def, error.op, f"`{title}`: a step failed in a loop of up to {steps_per_loop} steps, and "
-            "TensorFlow reports that other replicas were cancelled instead of why. Set `steps_per_loop=1` to see it. "
-            f"{error.message}") from error

@@ -67,6 +67,8 @@ PRIVATE_NAMES = {
         "nested functions are traced for each strategy",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function":
         "tells a tf.function from others",
+    "tensorflow.python.framework.auto_control_deps.register_acd_resource_resolver":
+        "tells TensorFlow which variables a launch writes whose handles it does not see",
     "tensorflow.python.framework.auto_control_deps_utils.get_read_write_resource_inputs":
         "finds shared state that is written",
     "tensorflow.python.framework.composite_tensor.CompositeTensor":

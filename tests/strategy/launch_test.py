@@ -159,6 +159,50 @@ def test_replica_that_raises_is_named_and_the_next_launch_is_right(when):
         assert values_of(strategy, strategy.run(step, args=(scaled, tf.constant(99.0)))) == [6.0 * attempt] * 4
 
 
+@pytest.mark.parametrize("where", ["loop", "branch", "data", "data in a loop", "collective in a branch"])
+@pytest.mark.parametrize("num_replicas", SIZES)
+def test_replica_that_raises_within_a_users_function_is_named_and_the_next_launch_is_right(num_replicas, where):
+    strategy = mirrored(num_replicas)
+    with strategy.scope():
+        total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+    x = lockstep.PerReplica([tf.constant(float(index)) for index in range(num_replicas)])
+    rows = tf.data.Dataset.range(num_replicas).repeat().batch(num_replicas)
+    batches = iter(strategy.experimental_distribute_dataset(rows.map(lambda row: tf.cast(row, tf.float32))))
+
+    def step(x, bad):
+        total.assign_add(replica_context().all_reduce("SUM", tf.reduce_sum(x)) / num_replicas)
+        tf.debugging.assert_none_equal(x, bad, message="unlucky")
+
+    def step_with_a_branch(x, bad):
+        if bad > -2.0:
+            total.assign_add(replica_context().all_reduce("SUM", x) / num_replicas)
+        tf.debugging.assert_none_equal(x, bad, message="unlucky")
+
+    @tf.function
+    def train(bad):
+        if where == "loop":
+            for _ in tf.range(3):
+                strategy.run(step, args=(x, bad))
+        elif where == "branch":
+            if bad > -2.0:
+                strategy.run(step, args=(x, bad))
+        elif where == "data":
+            strategy.run(step, args=(next(batches), bad))
+        elif where == "data in a loop":
+            for _ in tf.range(3):
+                strategy.run(step, args=(next(batches), bad))
+        else:
+            strategy.run(step_with_a_branch, args=(x, bad))
+
+    steps = 3 if "loop" in where else 1
+    for failing in [*range(num_replicas)] * 2:
+        total.assign(0.0)
+        train(tf.constant(-1.0))
+        assert values_of(strategy, total) == [float(steps * sum(range(num_replicas)))] * num_replicas
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s)unlucky.*replica_{failing}/"):
+            train(tf.constant(float(failing)))
+
+
 def test_plain_function_whose_replica_raises_is_named():
     strategy = mirrored(2)
 

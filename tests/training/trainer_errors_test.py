@@ -105,14 +105,14 @@ def test_evaluation_data_of_another_type_is_refused():
 
 
 @pytest.mark.parametrize("steps_per_loop", [1, 3])
-def test_a_failing_step_shows_its_cause_or_says_how_to_see_it(steps_per_loop):
+def test_a_failing_step_shows_its_cause_and_the_replica(steps_per_loop):
     def step(x):
         with tf.control_dependencies([tf.debugging.assert_less(x, 5.0, "too large")]):
             return {"loss": lockstep.average_loss(x)}
 
     data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 9.0]).batch(2)
     trainer = Trainer(mirrored(2), step, data, steps_per_loop=steps_per_loop, progress="none")
-    with pytest.raises(tf.errors.OpError, match="too large" if steps_per_loop == 1 else "too large|`steps_per_loop=1`"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)replica 1 \(.*CPU:1\) raised: .*too large"):
         trainer.train(steps=2)
 
 
