@@ -25,15 +25,18 @@ ends while others wait sends `ENDED` (the launch does, see `Queues.send_ended`).
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Sequence
 
 import tensorflow as tf
 
+from .attendance import Attendance
 from .copies import Copies
 from .start_line import StartLine
 
 ENDED = "end of the step"
 MISMATCH = "Replicas met in different collectives"
+TOO_LATE = "Too late: "
 HOST = "/device:CPU:0"
 
 _group_keys = itertools.count(1)
@@ -90,6 +93,7 @@ class Queues:
         name: A name that no other group of the process has.
         mutex: Held by a launch while its bodies run.
         meeting: The channel of all exchanges; its elements are `wrapped`.
+        attendance: Who has come to how many exchanges.
         start_line: Where a launch's bodies wait for each other before they start.
     """
 
@@ -101,10 +105,12 @@ class Queues:
         self._numbers = itertools.count()
         self.meeting = Channel(f"{self.name}/meeting", [tf.variant], size, group)
         with tf.init_scope(), tf.device(HOST):
+            self.attendance = Attendance(size)
             self.start_line = StartLine(self.name, size)
             # Held by a launch while its bodies run: launches of one group follow each other, from any thread.
             self.mutex = tf.raw_ops.MutexV2(shared_name=f"{self.name}/mutex")
-            self._problems = tf.raw_ops.FIFOQueueV2(component_types=[tf.string], shared_name=f"{self.name}/problems")
+            self._problems = tf.raw_ops.FIFOQueueV2(component_types=[tf.string], shapes=[[]],
+                                                    shared_name=f"{self.name}/problems")
             self._problems._lockstep_queue = True
 
     def new_channel(self, dtypes: Sequence[tf.DType]) -> Channel:
@@ -136,6 +142,13 @@ class Queues:
             found.append(problem.numpy().decode())
         return found
 
+    def begin_launch(self, channels: Sequence[Channel]) -> list[tf.Operation]:
+        """Ops that remove what earlier launches have left, in those of the channels that a launch uses, too."""
+        problems = tf.raw_ops.QueueDequeueManyV2(
+            handle=self._problems, n=tf.raw_ops.QueueSizeV2(handle=self._problems), component_types=[tf.string])
+        notes = self.attendance.clear() if self.meeting in channels else []
+        return [problems[0].op, *self.start_line.drain(), *notes, *self.drain(channels)]
+
     @staticmethod
     def drain(channels: Sequence[Channel]) -> list[tf.Operation]:
         """Ops that empty the channels' queues: what a failed step left must never be taken by the next."""
@@ -151,7 +164,24 @@ class Queues:
 
         return [tf.cond(tf.greater(tf.add_n(sizes), 0), empty, lambda: tf.constant(0)).op]
 
-    def send_ended(self, rank: int) -> list[tf.Operation]:
+    def send_ended(self, rank: int, text: str = ENDED) -> list[tf.Operation]:
         """Ops that tell whoever still waits for `rank` that its step is over. Drained by `drain` afterwards."""
         waiting = [self.meeting.inward[rank], *(self.meeting.outward if rank == 0 else [])]
-        return [self.meeting.put(queue, [tf.raw_ops.OptionalNone()], ENDED) for queue in waiting]
+        return [self.meeting.put(queue, [tf.raw_ops.OptionalNone()], text) for queue in waiting]
+
+    def end_wait_for(self, ranks: Sequence[int], text: str) -> None:
+        """Makes the step of those fail, with `text`, who wait for `ranks`; called from outside of all launches."""
+        with tf.device(HOST):
+            for rank in ranks:
+                self.send_ended(rank, TOO_LATE + text)
+
+    def are_in_use(self, seconds: float) -> bool:
+        """Whether a launch runs: whether the lock cannot be had within this time."""
+        is_free = threading.Event()
+
+        def take() -> None:
+            tf.raw_ops.ConsumeMutexLock(mutex_lock=tf.raw_ops.MutexLock(mutex=self.mutex))
+            is_free.set()
+
+        threading.Thread(target=take, daemon=True).start()
+        return not is_free.wait(seconds)

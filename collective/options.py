@@ -32,7 +32,9 @@ class CollectiveOptions:
             tensor one.
         timeout_seconds: How long workers wait: for a peer that has not started, for one that shows no sign of life, and
             in an exchange for one that does not come. Then all raise `lockstep.PeerError`. A peer that is seen to trace
-            or to save is not late.
+            or to save is not late. And how long the replicas of a process wait in an exchange of a launch, by "local"
+            or "naive", for one that does not come: then the step raises `lockstep.CollectiveError`, once TensorFlow has
+            been able to cancel what holds that one up, which it cannot while a Python function runs.
         warn_seconds: After which wait in an exchange a log line names those who are missing.
 
     Raises:

@@ -113,9 +113,10 @@ class QueueMember(MeetingMember):
 
         def met(*mine: tf.Tensor) -> list[tf.Tensor]:
             tf.compat.v1.get_default_graph()._lockstep_on_host = True
+            first = 0 if self._workers is None else self._workers.first_replica
             with tf.device(HOST):
-                meeting.put(meeting.own_inward.handles[0], [wrapped(mine)], tag)
-                first = 0 if self._workers is None else self._workers.first_replica
+                with tf.control_dependencies(self._queues.attendance.note(self.rank - first, tag)):
+                    meeting.put(meeting.own_inward.handles[0], [wrapped(mine)], tag)
                 tf.cond(tf.equal(self.rank, first), reduce, lambda: tf.constant(0))
                 (result,), received = meeting.take(meeting.own_outward.handles[0])
                 with tf.control_dependencies([self._queues.fail_with(mismatch([received], tag))]):

@@ -17,6 +17,7 @@ from ..collective import (
     ReduceOp,
     SoloMember,
     WorkerGroup,
+    absentees,
     all_gather,
 )
 from ..collective import all_reduce as all_reduce_values
@@ -74,12 +75,19 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         self._retrace_functions_for_each_device = True
         self.random_streams = RandomStreams(strategy)
         self.queues = Queues(len(devices), self)
+        self._watches_absentees = False
         self.traced_member: Member = self._make_traced_member()
 
     @functools.cached_property
     def turns(self) -> Turns:
         """The turns that the replicas take around state that exists once."""
         return Turns(f"{self.queues.name}/turns", len(self._devices), self)
+
+    def watch_absentees(self) -> None:
+        """From now on, replicas of this process that do not come to an exchange of a launch are told and waited out."""
+        if not self._watches_absentees:
+            self._watches_absentees = True
+            absentees.watch(self.queues, self.options.warn_seconds, self.options.timeout_seconds)
 
     def _make_traced_member(self) -> Member:
         if self._num_replicas_in_sync == 1:

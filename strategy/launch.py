@@ -82,14 +82,15 @@ class Launch:
         meeting = [queues.meeting] if queues.are_used_by([copies[0] for copies in self._captures]) else []
         results = self._body.results
         turns = [strategy.extended.turns] if self._body.sharing is Sharing.TURNS else []
+        if meeting:
+            strategy.extended.watch_absentees()
         calls = self._build_calls(queues)
         graph = FuncGraph(f"launch_{self._body.graph.name}")
 
         def launch(*inputs: tf.Tensor) -> Sequence[tf.Tensor]:
             lock = tf.raw_ops.MutexLock(mutex=queues.mutex)
             with tf.control_dependencies([lock]):
-                ready = queues.start_line.drain()
-                ready += Queues.drain([*meeting, *([results] if results else []), *turns])
+                ready = queues.begin_launch([*meeting, *([results] if results else []), *turns])
             if turns:
                 with tf.control_dependencies(ready):
                     ready = [turns[0].start()]

@@ -8,8 +8,8 @@ from typing import Iterator
 
 import tensorflow as tf
 
-from ..collective import CollectiveMismatchError
-from ..collective.local import MISMATCH
+from ..collective import CollectiveError, CollectiveMismatchError
+from ..collective.local import MISMATCH, TOO_LATE
 
 _CALL = re.compile(r"\breplica_(\d+)/")
 
@@ -20,12 +20,18 @@ def naming_the_replica(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     Raises:
         CollectiveMismatchError: Replicas met in different collectives.
+        CollectiveError: A replica has not come to a collective in time.
     """
     try:
         yield
     except tf.errors.OpError as error:
         problems = strategy.extended.queues.take_problems()
         message = problems[0] if problems else error.message or ""
+        if TOO_LATE in message:
+            text = message[message.index(TOO_LATE) + len(TOO_LATE):].split(";")[0]
+            raise CollectiveError(
+                f"`strategy.run`: {text}. Look for what holds it up: a loop that does not end, a Python function or an "
+                "input that blocks. The limit is `CollectiveOptions(timeout_seconds)`.") from error
         if MISMATCH in message:
             text = message[message.index(MISMATCH):].split("\n")[0]
             raise CollectiveMismatchError(

@@ -306,3 +306,41 @@ def test_step_with_partial_batches_in_a_distributed_loop():
     for rows in range(1, 9):
         strategy.run(step, args=(split_rows(strategy, range(rows)),))
     assert values_of(strategy, total) == [float(sum(n * (n - 1) / 2 for n in range(1, 9)))] * 4
+
+
+def test_what_failed_in_a_users_function_is_not_told_of_a_later_step():
+    strategy = mirrored(2)
+
+    @tf.function
+    def step(who, index):
+        number = replica_number()
+        if number < who:
+            number = replica_context().all_reduce("SUM", number)
+        return tf.gather([1.0, 2.0], index)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Replicas met in different collectives"):
+        tf.function(lambda: strategy.run(step, args=(tf.constant(1.0), tf.constant(0))))()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)^((?!different collectives).)*indices = 7"):
+        strategy.run(step, args=(tf.constant(2.0), tf.constant(7)))
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_replica_that_does_not_come_to_an_exchange_is_named_and_the_next_launch_is_right(missing, caplog):
+    strategy = mirrored(2, warn_seconds=0.1, timeout_seconds=0.5)
+
+    @tf.function
+    def step(x, goes_on):
+        count = 0.0
+        while goes_on and replica_number() == float(missing):
+            count += 1.0
+        return replica_context().all_reduce("SUM", x + count)
+
+    late = f"replica {missing} has not come to all-reduce SUM of float32 .* while others wait there"
+    for _ in range(2):
+        caplog.clear()
+        with pytest.raises(lockstep.CollectiveError, match=f"`strategy.run`: {late}.*timeout_seconds"):
+            strategy.run(step, args=(tf.constant(1.0), tf.constant(True)))
+        assert sum("has not come" in record.message for record in caplog.records) == 2
+        assert values_of(strategy, strategy.run(step, args=(tf.constant(1.0), tf.constant(False)))) == [2.0, 2.0]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s){late}"):
+        tf.function(lambda: strategy.run(step, args=(tf.constant(1.0), tf.constant(True))))()
