@@ -119,9 +119,9 @@ class Run:
                  "actions": [action.state() for action in self._actions]}
         self._checkpoints.save(int(step.read_value()), self._everything(step, source), facts)
 
-    def log(self, call: Call, step: int, values: Mapping[str, float]) -> None:
+    def log(self, call: Call, step: int, rows: int, outputs: Mapping[str, float]) -> None:
         """Adds a line to the log."""
-        self._log.write(call.kind, step, values)
+        self._log.write(call.kind, step, rows, outputs)
 
     def _everything(self, step: tf.Variable, source: BatchSource) -> dict[str, Any]:
         # What a Keras object tracks leaves out its seeds: its list of variables has all.

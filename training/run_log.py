@@ -1,6 +1,6 @@
 """The log of a run: one line of JSON for each loop of steps, which a run that is continued cuts and goes on with.
 
-    {"call": "train", "step": 20, "loss": 0.31, "accuracy": 0.9, "seconds": 1.9}
+    {"call": "train", "step": 20, "rows": 640, "outputs": {"loss": 0.31, "accuracy": 0.9}, "seconds": 1.9}
 
 All but the times are the same for an interrupted and an uninterrupted run.
 """
@@ -24,16 +24,18 @@ class RunLog:
         self._path = path
         self._start = time.monotonic()
 
-    def write(self, call: str, step: int, values: Mapping[str, float]) -> None:
+    def write(self, call: str, step: int, rows: int, outputs: Mapping[str, float]) -> None:
         """Adds a line.
 
         Args:
             call: "train" or "evaluate".
             step: How many steps the run has trained.
-            values: What the steps returned, averaged over the loop, or over the whole evaluation.
+            rows: How many rows the steps saw in all replicas, those of the loop or of the whole evaluation.
+            outputs: What the steps returned, averaged over these.
         """
         if self._path is not None:
-            line = {"call": call, "step": step, **values, "seconds": round(time.monotonic() - self._start, 3)}
+            line = {"call": call, "step": step, "rows": rows, "outputs": dict(outputs),
+                    "seconds": round(time.monotonic() - self._start, 3)}
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 

@@ -281,7 +281,7 @@ class Trainer:
                         values = outputs.averages(added)
                         self._progress.update(ran, num_rows=int(added[0]), values=values)
                         if is_training:
-                            self._end_loop(call, values, stop)
+                            self._end_loop(call, int(added[0]), values, stop)
                             if self._kept.is_due(self.step) and not call.is_done(count, in_epochs):
                                 self._kept.save(self._step, source)
         finally:
@@ -290,17 +290,17 @@ class Trainer:
         if is_training:
             self._kept.save(self._step, source)
         else:
-            self._kept.log(call, self.step, call.result)
+            self._kept.log(call, self.step, int(call.totals[0]), call.result)
         return call.result
 
-    def _end_loop(self, call: Call, values: dict[str, float], stop: StopRequest) -> None:
+    def _end_loop(self, call: Call, rows: int, values: dict[str, float], stop: StopRequest) -> None:
         """What comes after a loop of training steps: the log, the actions, a stop.
 
         Raises:
           SystemExit: A signal has asked for it; a checkpoint is written.
         """
         step = self.step
-        self._kept.log(call, step, values)
+        self._kept.log(call, step, rows, values)
         for action in self._actions:
             if taken(action, step, values):
                 stop.ask()
