@@ -19,21 +19,23 @@ class Call:
         kind: "train" or "evaluate".
         num_steps: How many steps it has run.
         num_epochs: How many ends of the data it has reached.
+        seconds: How long its loops have taken.
         totals: What the steps have added up to, see step_outputs.py.
         result: What it has returned, None before.
-        was_stopped: Whether it has returned before its count was reached, as an action has asked.
+        was_stopped: Whether it has returned before its limit was reached, or was the last, as an action has asked.
     """
 
     kind: str
     num_steps: int = 0
     num_epochs: int = 0
+    seconds: float = 0.0
     totals: Sequence[float] = ()
     result: dict[str, float] | None = None
     was_stopped: bool = False
 
-    def is_done(self, count: int, in_epochs: bool) -> bool:
-        """Whether there is nothing left to run of `count` steps or epochs."""
-        return self.was_stopped or (self.num_epochs if in_epochs else self.num_steps) >= count
+    def begin_again(self) -> None:
+        """Forgets what the call has run: the next start of the run begins it anew."""
+        self.num_steps, self.num_epochs, self.totals = 0, 0, ()
 
 
 class CallRecord:

@@ -3,9 +3,10 @@
     run/checkpoints/step_000000300/state.index, state.data-...    what `tf.train.Checkpoint` writes
                                    facts.json                     what else is to be known, plain JSON
 
-A checkpoint is written under another name and renamed when it is complete, so one that was cut short is never picked,
-and is removed by the next. Before one is restored all of it is read once, which verifies TensorFlow's checksums; one
-that cannot be read is passed over, and the one before is taken.
+The values are written to memory while the training waits, and from there to the disk by a thread of the chief's. On the
+disk a checkpoint has another name until it is complete, so one that was cut short is never picked, and is removed by
+the next. Before one is restored all of it is read once, which verifies TensorFlow's checksums; one that cannot be read
+is passed over, and the one before is taken.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import os
 import re
 import shutil
+import threading
+import uuid
 from typing import Any, Mapping
 
 import tensorflow as tf
@@ -41,43 +44,78 @@ class Checkpoints:
 
     def __init__(self, directory: str, keep: int, strategy: Strategy):
         self._directory, self._keep, self._strategy = directory, keep, strategy
+        self._memory = f"ram://lockstep/{uuid.uuid4().hex}"
+        self._writer: threading.Thread | None = None
+        self._problem: Exception | None = None
         if strategy.is_chief:
             os.makedirs(directory, exist_ok=True)
             if not os.access(directory, os.W_OK):
                 raise OSError(f"`Trainer`: cannot write to {directory}. Choose another `model_dir`.")
 
-    def save(self, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-        """Writes a checkpoint, and removes old ones.
+    def save(self, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Takes the values that make a checkpoint, and begins to write it; one that is being written is waited for.
 
-        Synchronisation: every worker calls, and goes on when it is complete.
+        Synchronisation: every worker calls.
 
         Args:
             step: Names it; one of this step that exists is replaced.
             state: What `tf.train.Checkpoint` takes, by name.
             facts: What else is to be known, of the types that JSON knows.
 
-        Returns:
-            Its folder.
+        Raises:
+            OSError: The one before could not be written.
         """
-        final = os.path.join(self._directory, f"step_{step:09d}")
-        unfinished = final + _UNFINISHED
         with busy("saving a checkpoint"):
-            if self._strategy.is_chief:
-                for name in os.listdir(self._directory):
-                    if name.endswith(_UNFINISHED):
-                        shutil.rmtree(os.path.join(self._directory, name))
-                os.makedirs(unfinished)
-            tf.train.Checkpoint(**state).write(os.path.join(unfinished, _STATE))
-            if self._strategy.is_chief:
-                _write(os.path.join(unfinished, _FACTS), json.dumps(dict(facts)))
-                if os.path.exists(final):
-                    shutil.rmtree(final)
-                os.rename(unfinished, final)
-                _sync(self._directory)
-                for old in self._steps()[:-self._keep]:
-                    shutil.rmtree(self._folder(old))
+            self._join()
+            tf.train.Checkpoint(**state).write(os.path.join(self._memory, _STATE))
+        if self._strategy.is_chief:
+            self._writer = threading.Thread(target=self._write, args=(step, json.dumps(dict(facts))),
+                                            name="checkpoint_writer")
+            self._writer.start()
+
+    def finish(self) -> None:
+        """Returns when the last checkpoint is complete. Synchronisation: every worker calls.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        with busy("saving a checkpoint"):
+            self._join()
         self._strategy.barrier("checkpoint written")
-        return final
+
+    def _join(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise OSError(f"`Trainer`: a checkpoint could not be written to {self._directory}: {problem}. Make room, or "
+                          "choose another `model_dir`.") from problem
+
+    def _write(self, step: int, facts: str) -> None:
+        """Writes what is in memory, on a thread of its own, and removes old checkpoints."""
+        try:
+            final = self._folder(step)
+            unfinished = final + _UNFINISHED
+            for name in os.listdir(self._directory):
+                if name.endswith(_UNFINISHED):
+                    shutil.rmtree(os.path.join(self._directory, name))
+            os.makedirs(unfinished)
+            for name in tf.io.gfile.listdir(self._memory):
+                written = os.path.join(unfinished, name)
+                tf.io.gfile.copy(os.path.join(self._memory, name), written)
+                _sync(written)
+            _write(os.path.join(unfinished, _FACTS), facts)
+            if os.path.exists(final):
+                shutil.rmtree(final)
+            os.rename(unfinished, final)
+            _sync(self._directory)
+            for old in self._steps()[:-self._keep]:
+                shutil.rmtree(self._folder(old))
+        except (OSError, tf.errors.OpError) as error:
+            self._problem = error
+        finally:
+            tf.io.gfile.rmtree(self._memory)
 
     def restore(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
         """Restores the newest checkpoint that can be read.

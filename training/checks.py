@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from ..collective.options import is_integer
 from .batch_source import DistributedData
 
@@ -18,6 +20,11 @@ def positive(where: str, name: str, value: Any) -> int:
     if not is_integer(value) or value < 1:
         raise ValueError(f"`{where}`: `{name}` is {value!r}. Expected an integer of 1 or more. Correct `{name}`.")
     return int(value)
+
+
+def positive_number(where: str, name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not value > 0:
+        raise ValueError(f"`{where}`: `{name}` is {value!r}. Expected a number above 0. Correct `{name}`.")
 
 
 def check_finite(data: DistributedData, where: str, name: str, fix: str) -> None:

@@ -119,6 +119,11 @@ class Run:
                  "actions": [action.state() for action in self._actions]}
         self._checkpoints.save(int(step.read_value()), self._everything(step, source), facts)
 
+    def finish(self) -> None:
+        """Returns when the last checkpoint is complete. Synchronisation: every worker calls."""
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
+
     def log(self, call: Call, step: int, rows: int, outputs: Mapping[str, float]) -> None:
         """Adds a line to the log."""
         self._log.write(call.kind, step, rows, outputs)

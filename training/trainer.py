@@ -19,24 +19,22 @@ model, the optimizer and the step stay the user's.
     trainer.train(epochs=5)
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from ..strategy import Strategy
-from ..strategy.launch_errors import naming_the_replica
-from .actions import Action, taken
+from .actions import Action
 from .batch_source import BatchSource, DistributedData, check_type, distribute
 from .call_record import Call
-from .checks import check_callable, check_finite, positive
-from .loop import Loop, make_loop, no_totals, with_totals
+from .call_runner import CallRunner, Work
+from .checks import check_callable, check_finite, positive, positive_number
+from .limit import Limit
+from .loop import Loop, make_loop, no_totals
 from .progress import KINDS, Progress, make_progress
 from .run import Run
 from .step_outputs import StepOutputs
-from .stop_request import EXIT_STOPPED, StopRequest
 
 Step = Callable[[Any], Any]
 
@@ -87,6 +85,7 @@ class Trainer:
         steps_per_loop: int = 1,
         progress: str | Progress = "auto",
         actions: Sequence[Action] = (),
+        eval_actions: Sequence[Action] = (),
         model_dir: str | None = None,
         state: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -106,6 +105,8 @@ class Trainer:
             shows, or a `Progress`, which every worker tells.
           actions: Called on every worker after each loop of training steps with the number of steps
             so far and the loop's averages. One that returns True stops the training after this step.
+          eval_actions: The same after each evaluation, with its averages. One that returns True ends
+            `train_and_evaluate`.
           model_dir: The folder of the run. A program that is started again with the same folder goes
             on where its newest checkpoint stands, exactly: also after SIGKILL. SIGTERM and Ctrl-C
             save a checkpoint and exit with code 75.
@@ -129,14 +130,15 @@ class Trainer:
             )
         check_callable("Trainer", "train_step", train_step)
         self._strategy = strategy
-        self._steps_per_loop = positive("Trainer", "steps_per_loop", steps_per_loop)
+        positive("Trainer", "steps_per_loop", steps_per_loop)
         # The chief shows the progress of all; a display of the user's own is told on every worker.
         is_shown = getattr(strategy, "is_chief", True) or progress not in KINDS
-        self._progress = make_progress(progress if is_shown else "none")
-        for action in actions:
-            check_callable("Trainer", "actions", action)
-        self._actions = tuple(actions)
-        self._kept = Run(strategy, model_dir, state, settings, save_every, keep, self._actions)
+        shown = make_progress(progress if is_shown else "none")
+        for name, given in (("actions", actions), ("eval_actions", eval_actions)):
+            for action in given:
+                check_callable("Trainer", name, action)
+        self._actions, self._eval_actions = tuple(actions), tuple(eval_actions)
+        self._kept = Run(strategy, model_dir, state, settings, save_every, keep, [*actions, *eval_actions])
         self._train_data = distribute(strategy, train_data, "train_data")
         self._train_source = BatchSource(self._train_data, "train_data")
         with strategy.scope():
@@ -149,6 +151,7 @@ class Trainer:
             )
         self._outputs = StepOutputs("train_step")
         self._train_loop = make_loop(strategy, train_step, self._outputs, self._step)
+        self._runner = CallRunner(strategy, self._step, self._kept, self._train_source, shown, int(steps_per_loop))
         # Kept, so that an evaluation after every epoch neither traces nor distributes again.
         self._eval_loop = functools.lru_cache(_EVALUATIONS_KEPT)(self._make_eval_loop)
         self._eval_data = functools.lru_cache(_EVALUATIONS_KEPT)(self._distribute_eval_data)
@@ -163,8 +166,9 @@ class Trainer:
         """The int64 variable behind `step`, for checkpoints and schedules."""
         return self._step
 
-    def train(self, *, steps: int | None = None, epochs: int | None = None) -> dict[str, float]:
-        """Trains for a number of steps, or until the data has ended a number of times.
+    def train(self, *, steps: int | None = None, epochs: int | None = None,
+              seconds: float | None = None) -> dict[str, float]:
+        """Trains for a number of steps, until the data has ended a number of times, or for a time.
 
         Goes on in the data where the last call stopped. With `steps`, a finite dataset is started
         anew at its end, as often as needed. With `epochs`, the first epoch is what the last call left
@@ -183,29 +187,98 @@ class Trainer:
         Args:
           steps: How many steps to run, 1 or more.
           epochs: How many times to reach the end of the data, 1 or more.
+          seconds: For how long to train, alone or beside one of the others: it ends with the first loop that passes
+            the time on any worker. A run that goes on counts the time of its earlier starts.
 
         Returns:
           A Python float for each key of the step's dict, averaged over the rows of all steps of this
           call, in the order of that dict.
 
         Raises:
-          ValueError: None or both of the arguments are given, or one is no positive integer;
+          ValueError: None of the arguments, or `steps` and `epochs`, are given, or one is not positive;
             `epochs` with data that has no end; the data has no batch; the step returned values of a
             wrong shape or other keys than before.
           TypeError: The step returned no dict, or values that are no numbers.
         """
-        if (steps is None) == (epochs is None):
+        return self._train(self._limit("train", steps, epochs, seconds)).result or {}
+
+    def _train(self, limit: Limit) -> Call:
+        work = Work(self._train_loop, self._outputs, self._train_source, self._actions, is_training=True)
+        return self._run("train", work, limit)
+
+    def _limit(self, where: str, steps: int | None, epochs: int | None, seconds: float | None) -> Limit:
+        """The limit that a caller gives.
+
+        Raises:
+          ValueError: It is none.
+        """
+        if steps is not None and epochs is not None or steps is epochs is seconds is None:
             raise ValueError(
-                f"`train`: got `steps` {steps} and `epochs` {epochs}. Expected one of the two. Write "
-                "`train(steps=1000)` or `train(epochs=10)`."
-            )
-        if epochs is None:
-            count = positive("train", "steps", steps)
-        else:
-            count = positive("train", "epochs", epochs)
-            check_finite(self._train_data, "train", "train_data", "Use `train(steps=...)`")
-        return self._run(self._begin("train"), self._train_loop, self._outputs, self._train_source, count,
-                         epochs is not None)
+                f"`{where}`: got `steps` {steps}, `epochs` {epochs} and `seconds` {seconds}. Expected steps or epochs, "
+                f"and seconds beside them or alone. Write `{where}(steps=1000)` or `{where}(epochs=10, seconds=3600)`.")
+        if steps is not None:
+            positive(where, "steps", steps)
+        if epochs is not None:
+            positive(where, "epochs", epochs)
+            check_finite(self._train_data, where, "train_data", f"Use `{where}(steps=...)`")
+        if seconds is not None:
+            positive_number(where, "seconds", seconds)
+        return Limit(steps, epochs, seconds)
+
+    def train_and_evaluate(
+        self,
+        eval_step: Step,
+        eval_data: tf.data.Dataset | tf.distribute.DistributedDataset,
+        *,
+        every: int,
+        steps: int | None = None,
+        epochs: int | None = None,
+        seconds: float | None = None,
+    ) -> dict[str, float]:
+        """Trains, and evaluates after every so many steps or epochs, and at the end.
+
+        The same as `train` and `evaluate` in turn: checkpoints are written before each evaluation. It ends early where
+        an action has asked for it, after one more evaluation, or one of `eval_actions`.
+
+        Synchronisation: under several workers, all call it with the same arguments.
+
+        >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0]).batch(2)
+        >>> trainer = lockstep.training.Trainer(
+        ...     strategy, lambda x: {}, data, progress="none",
+        ...     eval_actions=[lambda step, outputs: print(step, outputs)])
+        >>> trainer.train_and_evaluate(lambda x: {"x": x}, data, every=2, steps=5)
+        2 {'x': 2.0}
+        4 {'x': 2.0}
+        5 {'x': 2.0}
+        {'x': 2.0}
+
+        Args:
+          eval_step: As for `evaluate`.
+          eval_data: As for `evaluate`.
+          every: How many steps lie between two evaluations, or epochs where `epochs` is given.
+          steps: As for `train`.
+          epochs: As for `train`.
+          seconds: As for `train`; evaluations do not count.
+
+        Returns:
+          What the last evaluation returned.
+
+        Raises:
+          TypeError, ValueError: As `train` and `evaluate` raise them.
+        """
+        where = "train_and_evaluate"
+        positive(where, "every", every)
+        whole = self._limit(where, steps, epochs, seconds)
+        self._check_evaluation(where, eval_step, eval_data)
+        done, spent = 0, 0.0
+        while True:
+            trained = self._train(whole.part(every, done, spent))
+            evaluated = self._evaluate(eval_step, eval_data)
+            done += trained.num_steps if epochs is None else trained.num_epochs
+            spent += trained.seconds
+            if trained.was_stopped or evaluated.was_stopped or done in (steps, epochs):
+                return evaluated.result or {}
 
     def evaluate(
         self,
@@ -237,78 +310,25 @@ class Trainer:
             values that are no numbers.
           ValueError: The data has no end or no batch; the step returned values of a wrong shape.
         """
-        check_callable("evaluate", "eval_step", eval_step)
+        self._check_evaluation("evaluate", eval_step, eval_data)
+        return self._evaluate(eval_step, eval_data).result or {}
+
+    def _check_evaluation(self, where: str, eval_step: Step, eval_data: Any) -> None:
+        check_callable(where, "eval_step", eval_step)
         check_type(eval_data, "eval_data")
-        data = self._eval_data(eval_data)
-        check_finite(data, "evaluate", "eval_data", "Cut it with `eval_data.take(num_batches)`")
+        check_finite(self._eval_data(eval_data), where, "eval_data", "Cut it with `eval_data.take(num_batches)`")
+
+    def _evaluate(self, eval_step: Step, eval_data: Any) -> Call:
+        """Runs an evaluation, or finds that the run has it."""
         loop, outputs = self._eval_loop(eval_step)
-        return self._run(self._begin("evaluate"), loop, outputs, BatchSource(data, "eval_data"), 1, in_epochs=True)
+        source = BatchSource(self._eval_data(eval_data), "eval_data")
+        work = Work(loop, outputs, source, self._eval_actions, is_training=False)
+        return self._run("evaluate", work, Limit(epochs=1))
 
-    def _run(
-        self,
-        call: Call,
-        loop: Loop,
-        outputs: StepOutputs,
-        source: BatchSource,
-        count: int,
-        in_epochs: bool,
-    ) -> dict[str, float]:
-        """Runs loops until `count` steps have run or, in epochs, the data has ended `count` times."""
-        is_training = source is self._train_source
-        if call.result is not None and call.is_done(count, in_epochs):
-            return call.result
-        self._kept.calls.goes_on(call)
-        totals = with_totals(call.totals) if call.totals else no_totals()
-        self._progress.start(call.kind, source.steps_to_end(count - call.num_epochs) if in_epochs
-                             else count - call.num_steps)
-        try:
-            with StopRequest(self._strategy, catches_signals=is_training and self._kept.is_kept) as stop:
-                while not call.is_done(count, in_epochs):
-                    asked = self._steps_per_loop if in_epochs else min(self._steps_per_loop, count - call.num_steps)
-                    if is_training:
-                        asked = min(asked, self._kept.steps_to_save(self.step) or asked)
-                    with self._errors_name_the_replica():
-                        result = loop(source.begin_loop(), tf.constant(asked, tf.int64), totals)
-                    ran = int(result["num_steps"])
-                    source.end_loop(ran, ended=ran < asked)
-                    call.num_steps += ran
-                    # An end before the first step is that of an epoch which an earlier call has trained on.
-                    call.num_epochs += ran < asked and call.num_steps > 0
-                    if ran:
-                        added = result["totals"].values.numpy() - totals.values.numpy()
-                        totals = result["totals"]
-                        call.totals = totals.values.numpy().tolist()
-                        values = outputs.averages(added)
-                        self._progress.update(ran, num_rows=int(added[0]), values=values)
-                        if is_training:
-                            self._end_loop(call, int(added[0]), values, stop)
-                            if self._kept.is_due(self.step) and not call.is_done(count, in_epochs):
-                                self._kept.save(self._step, source)
-        finally:
-            self._progress.stop()
-        call.result = outputs.averages(totals.values.numpy())
-        if is_training:
-            self._kept.save(self._step, source)
-        else:
-            self._kept.log(call, self.step, int(call.totals[0]), call.result)
-        return call.result
-
-    def _end_loop(self, call: Call, rows: int, values: dict[str, float], stop: StopRequest) -> None:
-        """What comes after a loop of training steps: the log, the actions, a stop.
-
-        Raises:
-          SystemExit: A signal has asked for it; a checkpoint is written.
-        """
-        step = self.step
-        self._kept.log(call, step, rows, values)
-        for action in self._actions:
-            if taken(action, step, values):
-                stop.ask()
-        is_agreed = stop.is_agreed() if self._actions or self._kept.is_kept else False
-        call.was_stopped = is_agreed and not stop.comes_of_a_signal
-        if stop.comes_of_a_signal:
-            self._kept.save(self._step, self._train_source)
-            raise SystemExit(EXIT_STOPPED)
+    def _run(self, kind: str, work: Work, limit: Limit) -> Call:
+        call = self._begin(kind)
+        self._runner.run(call, work, limit)
+        return call
 
     def _begin(self, kind: str) -> Call:
         """A call of the program; the first one goes on where an earlier run has stopped."""
@@ -318,9 +338,6 @@ class Trainer:
     def _trace(self) -> None:
         """Traces the training loop, so that all that the step makes exists."""
         self._train_loop.get_concrete_function(self._train_source.iterator, tf.constant(1, tf.int64), no_totals())
-
-    def _errors_name_the_replica(self) -> contextlib.AbstractContextManager[None]:
-        return naming_the_replica(self._strategy) if isinstance(self._strategy, Strategy) else contextlib.nullcontext()
 
     def _make_eval_loop(self, eval_step: Step) -> tuple[Loop, StepOutputs]:
         outputs = StepOutputs("eval_step")

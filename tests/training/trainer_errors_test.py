@@ -41,8 +41,8 @@ def test_bad_outputs_are_refused_on_all_replicas(output, error):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"steps": 1, "epochs": 1}])
-def test_one_of_steps_and_epochs_is_expected(arguments):
-    with pytest.raises(ValueError, match="Expected one of the two"):
+def test_steps_or_epochs_or_seconds_are_expected(arguments):
+    with pytest.raises(ValueError, match="Expected steps or epochs, and seconds beside them or alone"):
         rows_trainer(mirrored(1), [1.0]).train(**arguments)
 
 
