@@ -1,4 +1,4 @@
-"""The command line: `lockstep launch ...`, `lockstep doctor ...`, also as `python -m lockstep ...`.
+"""The command line: `lockstep launch ...`, `lockstep doctor ...`, `lockstep plot ...`, also `python -m lockstep ...`.
 
 Each command is a function of a module of `training/`, imported when it is asked for.
 """
@@ -11,6 +11,7 @@ usage: lockstep COMMAND [arguments]
 
   launch   starts the workers of a training job on this machine, and stops or restarts them when one fails
   doctor   checks the cluster that TF_CONFIG describes: its tasks, their versions, who reaches whom
+  plot     draws the log of a Trainer's run: its outputs and its throughput over the steps
 
 `lockstep COMMAND --help` says more about one.
 """
@@ -35,11 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .training import doctor
 
         return doctor.main(arguments)
+    if command == "plot":
+        from .training import plot
+
+        return plot.main(arguments)
     if command in ("-h", "--help"):
         sys.stdout.write(USAGE)
         return 0
     problem = "the command is missing" if command is None else f"there is no command {command!r}"
-    sys.stderr.write(f"lockstep: {problem}. Expected launch or doctor, see `lockstep --help`.\n")
+    sys.stderr.write(f"lockstep: {problem}. Expected launch, doctor or plot, see `lockstep --help`.\n")
     return 2
 
 

@@ -14,7 +14,8 @@ from testing.launches import run
 def test_help_lists_the_commands(capsys):
     assert command_line.main(["--help"]) == 0
     out, err = capsys.readouterr()
-    assert "\n  launch   " in out and "\n  doctor   " in out
+    for command in ("launch", "doctor", "plot  "):
+        assert f"\n  {command}   " in out
     assert not err
 
 
@@ -24,10 +25,10 @@ def test_help_lists_the_commands(capsys):
 def test_anything_else_is_refused_in_one_line_with_exit_code_2(capsys, argv, problem):
     assert command_line.main(argv) == 2
     assert capsys.readouterr() == (
-        "", f"lockstep: {problem}. Expected launch or doctor, see `lockstep --help`.\n")
+        "", f"lockstep: {problem}. Expected launch, doctor or plot, see `lockstep --help`.\n")
 
 
-@pytest.mark.parametrize("command", ["launch", "doctor"])
+@pytest.mark.parametrize("command", ["launch", "doctor", "plot"])
 def test_a_command_gets_the_arguments_after_it(capsys, command):
     with pytest.raises(SystemExit) as caught:
         command_line.main([command, "--help"])

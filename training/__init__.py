@@ -7,6 +7,7 @@
 
 from .actions import EarlyStopping, StopOnNaN
 from .progress import BarProgress, LineProgress, Progress
+from .summaries import Summaries
 from .trainer import Trainer
 
-__all__ = ["BarProgress", "EarlyStopping", "LineProgress", "Progress", "StopOnNaN", "Trainer"]
+__all__ = ["BarProgress", "EarlyStopping", "LineProgress", "Progress", "StopOnNaN", "Summaries", "Trainer"]

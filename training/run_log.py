@@ -2,15 +2,19 @@
 
     {"call": "train", "step": 20, "rows": 640, "outputs": {"loss": 0.31, "accuracy": 0.9}, "seconds": 1.9}
 
-All but the times are the same for an interrupted and an uninterrupted run.
+All but the times are the same for an interrupted and an uninterrupted run. `read_log` reads the lines back.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import time
 from typing import Mapping
+
+from ..collective.options import is_integer
 
 
 class RunLog:
@@ -48,3 +52,49 @@ class RunLog:
         """Removes what was written after the file had this size."""
         if self._path is not None and size < self.size:
             os.truncate(self._path, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogLine:
+    """A line that was read.
+
+    Attributes:
+        call: "train" or "evaluate".
+        step: How many steps the run had trained.
+        rows: How many rows the steps saw in all replicas.
+        outputs: The averages, which need not be finite.
+        seconds: Since this start of the program; less than in the line before where the run was continued.
+    """
+
+    call: str
+    step: int
+    rows: int
+    outputs: Mapping[str, float]
+    seconds: float
+
+
+def read_log(path: str) -> list[LogLine]:
+    """Reads the lines of a log.
+
+    Raises:
+        ValueError: A line is none of a log; the text gives its number.
+        OSError: The file cannot be read.
+    """
+    with open(path, "rb") as file:
+        return [_read_line(path, number, text) for number, text in enumerate(file, start=1)]
+
+
+def _read_line(path: str, number: int, text: bytes) -> LogLine:
+    try:
+        found = json.loads(text)
+        line = LogLine(*(found[field.name] for field in dataclasses.fields(LogLine)))
+        is_right = (line.call in ("train", "evaluate") and is_integer(line.step) and is_integer(line.rows)
+                    and line.rows >= 0 and math.isfinite(line.seconds)
+                    and all(isinstance(value, (int, float)) for value in line.outputs.values()))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        is_right = False
+    if not is_right:
+        shown = text.decode(errors="replace").rstrip()
+        raise ValueError(f"{path}: line {number} is {shown[:60]!r}. Expected a line that a Trainer has written. Remove "
+                         "it, or go on with the run, which cuts its log where it goes on.")
+    return line
