@@ -17,11 +17,11 @@ import contextlib
 import threading
 from typing import Any, Iterator, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from ..collective import ReduceOp, agree, all_reduce, broadcast
 from . import over_workers
+from .branches import note_write
 from .invariance import is_equal_on_all_replicas
 from .replica_scope import ReplicaScope
 from .values import is_distributed
@@ -72,22 +72,27 @@ def value_for_all(variable: tf.Variable, scope: ReplicaScope, method: str, value
                          "`tf.constant(...)` to add it up over the replicas, or assign outside of `strategy.run`.")
     if scope.member.size == 1:
         return value
-    if is_literal and (scope.is_traced_once or not isinstance(value, np.ndarray)):
-        return value  # A constant of the program: the same on every replica.
+    if is_literal and scope.is_traced_once:
+        note_write(variable)
+        return value  # A constant of the program: the same on every replica that comes here.
     if isinstance(value, tf.IndexedSlices):
-        return _slices_for_all(variable, scope, method, value, where)
+        return _slices_for_all(variable, scope, method, _of_tensors(value, variable.dtype), where)
     value = tf.convert_to_tensor(value, dtype=None if tf.is_tensor(value) else variable.dtype)
+    if value.dtype != variable.dtype:
+        raise ValueError(f"{where} got a value of dtype {value.dtype.name}, and the variable has "
+                         f"{variable.dtype.name}. Use `tf.cast(value, {variable.dtype.name!r})`.")
     if aggregation is Aggregation.SUM:
-        return _reduced(scope, ReduceOp.SUM, value)
+        return _reduced(scope, ReduceOp.SUM, _named(value, variable))
     if scope.is_traced_once and is_equal_on_all_replicas(value):
+        note_write(variable)
         return value
     if aggregation is Aggregation.MEAN:
-        return _reduced(scope, ReduceOp.MEAN, value)
+        return _reduced(scope, ReduceOp.MEAN, _named(value, variable))
     if aggregation is Aggregation.ONLY_FIRST_REPLICA:
         return broadcast(scope.member, [value], 0, variable.name)[0]
     if variable._made_by_keras and value.dtype.is_floating:
         if _averaging.weight is None:
-            return _reduced(scope, ReduceOp.MEAN, value)
+            return _reduced(scope, ReduceOp.MEAN, _named(value, variable))
         return _weighted_mean(scope, variable, value, tf.cast(_averaging.weight, value.dtype))
     return agree(scope.member, value, f"Variable {variable.name!r} with aggregation NONE: `{method}` in a replica",
                  _CHOICES)
@@ -125,6 +130,17 @@ def _reduced(scope: ReplicaScope, op: ReduceOp, value: Any) -> Any:
     return all_reduce(scope.member, op, [value], scope.strategy.options)[0]
 
 
+def _named(value: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+    """The value under the variable's name, which error texts about its exchange tell."""
+    return value if tf.executing_eagerly() else tf.identity(value, name=variable.name.split(":")[0])
+
+
+def _of_tensors(slices: tf.IndexedSlices, dtype: tf.DType) -> tf.IndexedSlices:
+    """Slices whose parts are tensors; a program may have written lists."""
+    values = tf.convert_to_tensor(slices.values, dtype=None if tf.is_tensor(slices.values) else dtype)
+    return tf.IndexedSlices(values, tf.convert_to_tensor(slices.indices), slices.dense_shape)
+
+
 def _slices_for_all(variable: tf.Variable, scope: ReplicaScope, method: str, value: tf.IndexedSlices,
                     where: str) -> tf.IndexedSlices:
     aggregation = variable.aggregation
@@ -136,6 +152,7 @@ def _slices_for_all(variable: tf.Variable, scope: ReplicaScope, method: str, val
         return _reduced(scope, ReduceOp[aggregation.name], value)
     parts = [value.values, value.indices]
     if scope.is_traced_once and all(is_equal_on_all_replicas(part) for part in parts):
+        note_write(variable)
         return value
     if aggregation is Aggregation.ONLY_FIRST_REPLICA:
         rows, indices = broadcast(scope.member, parts, 0, variable.name)

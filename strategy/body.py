@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..collective import QueueMember
 from ..collective.local import Channel
-from . import activity, empty_batches, replica_scope
+from . import activity, branches, empty_batches, replica_scope
 from ._tf import (
     AtomicFunction,
     ConcreteFunction,
@@ -30,6 +30,7 @@ from .invariance import mark_shared_input
 from .replica_context import ReplicaContext
 from .replicated_variable import ReplicatedVariable
 from .shared_state import Sharing, order_shared_state
+from .variable_creation import kept_by_the_program
 
 # Attributes of a function: its calls stay calls.
 NOT_INLINED = {"_noinline": tf.compat.v1.AttrValue(b=True)}
@@ -116,6 +117,7 @@ def as_any_replica(strategy: tf.distribute.Strategy, graph: FuncGraph) -> Iterat
     scope = replica_scope.ReplicaScope(strategy, member, 0, is_traced_once=True, in_graph=True)
 
     def on_op(*created: Any, **place: Any) -> Sequence[tf.Tensor] | None:
+        branches.on_op(*created, **place)
         replaced = extended.random_streams.on_op(*created, **place)
         return empty_batches.on_op(*created, **place) if replaced is None else replaced
 
@@ -156,7 +158,7 @@ def trace_body(strategy: tf.distribute.Strategy, name: str, arguments: Arguments
                 return []
         return tensors
 
-    with activity.busy(f"tracing {name}"):
+    with activity.busy(f"tracing {name}"), kept_by_the_program(name):
         trace_into(graph, step, arguments.signature, automatic_control_dependencies=True)
     sharing = order_shared_state(graph, extended.turns) if member.size > 1 else Sharing.NOTHING
     function = concrete_function(graph, NOT_INLINED)

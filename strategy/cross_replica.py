@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from ..collective import Member, ReduceOp, WorkerGroup, agree
@@ -142,8 +143,8 @@ def gather_local_results(member: Member, value: Any) -> tuple[Any, ...]:
 def equal_arguments(variable: Any, scope: ReplicaScope | None, call: str, arguments: Any) -> Any:
     """The arguments of an update of `variable`, after making sure that they are equal for all copies.
 
-    Arguments that are equal by construction cost nothing, others are compared. Copies that need not be equal, and
-    Keras's own variables (gradient accumulators are each replica's own), take anything.
+    Arguments that are equal by construction cost nothing, others are compared. Copies that need not be equal, as those
+    of ON_READ variables and of Keras's gradient accumulators, take anything.
 
     Synchronisation: in a replica every replica must call, except where the arguments are equal by construction.
 
@@ -151,7 +152,7 @@ def equal_arguments(variable: Any, scope: ReplicaScope | None, call: str, argume
         ValueError: Components are seen to differ, or an argument is an ON_READ variable.
         tf.errors.InvalidArgumentError: The same, found when the step runs.
     """
-    if variable.synchronization is tf.VariableSynchronization.ON_READ or variable._made_by_keras:
+    if variable.synchronization is tf.VariableSynchronization.ON_READ or variable._is_sum:
         return arguments
     where = f"Variable {variable.name!r}: {call} got a per-replica value"
     advice = "All copies are updated alike: reduce the value first, with `reduce_to` or `all_reduce`."
@@ -173,12 +174,15 @@ def equal_arguments(variable: Any, scope: ReplicaScope | None, call: str, argume
         if not isinstance(leaf, PerReplica) or isinstance(leaf, Mirrored):
             return leaf
         parts = [tf.nest.flatten(part, expand_composites=True) for part in leaf.values]
-        same = [same_bits(*pair) for part in parts[1:] for pair in zip(parts[0], part) if tf.is_tensor(pair[0])]
-        if tf.executing_eagerly() and not all(same):
+        pairs = [pair for part in parts[1:] for pair in zip(parts[0], part)]
+        same = [same_bits(*pair) for pair in pairs if tf.is_tensor(pair[0])]
+        if tf.executing_eagerly() and not all(same) \
+                or not all(one is other or np.array_equal(one, other) for one, other in pairs if not tf.is_tensor(one)):
             raise ValueError(f"{where} whose components differ: {leaf}. {advice}")
         with tf.control_dependencies([tf.debugging.Assert(one, [f"{where} whose components differ. {advice}"])
                                       for one in same if not tf.executing_eagerly()]):
-            return tf.nest.map_structure(tf.identity, leaf, expand_composites=True)
+            return tf.nest.map_structure(lambda part: tf.identity(part) if tf.is_tensor(part) else part, leaf,
+                                         expand_composites=True)
 
     if scope is None:
         return tf.nest.map_structure(from_outside, arguments)

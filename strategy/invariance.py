@@ -55,6 +55,24 @@ def is_equal_on_all_replicas(tensor: tf.Tensor) -> bool:
     return True
 
 
+def needs(tensor: tf.Tensor) -> set[int] | None:
+    """Ids of the inputs of its graph that `tensor` is computed from; None where replicas may draw different numbers."""
+    seen: set[int] = set()
+    found: set[int] = set()
+    todo = [tensor]
+    while todo:
+        at = todo.pop()
+        if id(at) in seen or _is_collective_result(at):
+            continue
+        seen.add(id(at))
+        if at.op.type == "Placeholder":
+            found.add(id(at))
+        elif at.op.op_def is not None and at.op.op_def.is_stateful and at.op.type not in _READS:
+            return None
+        todo.extend(at.op.inputs)
+    return found
+
+
 def _is_collective_result(tensor: tf.Tensor) -> bool:
     """Whether a collective has made the tensor: its result is shared."""
     kind = tensor.op.type

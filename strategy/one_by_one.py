@@ -14,6 +14,7 @@ import threading
 from typing import Any, Callable, Sequence
 
 import tensorflow as tf
+from absl import logging
 
 from ..collective import CollectiveMismatchError, Exchange
 from ..collective.meeting_member import MeetingMember, Serve
@@ -127,7 +128,14 @@ class _Replica:
         if self._thread.ident is None:
             self._thread.start()
         self._may_run.release()
-        self._has_paused.acquire()
+        seconds = self._strategy.extended.options.warn_seconds
+        if not self._has_paused.acquire(timeout=seconds):
+            logging.warning(
+                "strategy.run: replica %d has run for %.0f s, and the others wait for their turn: replicas of a plain "
+                "function that is called eagerly run one after the other. If it waits for another replica in a way of "
+                "its own, decorate it with @tf.function, or use the collectives of the replica context.",
+                self.index, seconds)
+            self._has_paused.acquire()
 
     def abandon(self) -> None:
         """Ends the replica wherever it is."""
@@ -212,7 +220,10 @@ class OneByOneMember(MeetingMember):
         def answer(parts: list[Any]) -> list[Any]:
             return [list(serve(parts, place_of(self._graph)))] * len(self.devices)
 
-        label = f"{what.kind} {what.op} of {len(tensors)} {what.dtype} tensor{'s' * (len(tensors) != 1)}"
+        op = f" {what.op}" if what.op else ""
+        named = " ".join(what.tensors) if what.kind in ("agree", "broadcast") else \
+            f"{len(tensors)} {what.dtype} tensor{'s' * (len(tensors) != 1)}"
+        label = f"{what.kind}{op} of {named}"
         return list(_running.replica.reach(_Point(label, list(tensors), answer)))
 
     def merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:

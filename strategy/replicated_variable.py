@@ -86,6 +86,10 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         return self._primary._shared_name
 
     @property
+    def _save_slice_info(self) -> Any:
+        return None  # Slots are made for whole variables.
+
+    @property
     def dtype(self) -> tf.DType:
         return self._primary.dtype
 

@@ -7,12 +7,15 @@ made right away, once for all replicas: the step is not traced a second time for
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
+import weakref
 from typing import Any, Callable, Iterator
 
 import tensorflow as tf
 
+from ..collective.user_lines import user_line
 from . import keras_corrections, over_workers, replica_scope
 from ._tf import ResourceVariable, lift_to_graph
 from .aggregation import check_new_variable
@@ -73,9 +76,46 @@ def create_variable(strategy: tf.distribute.Strategy, next_creator: NextCreator,
 
     scope = replica_scope.current()
     if scope is not None and not scope.is_traced_once and scope.member.size > 1:
-        # Replicas that run one by one share the variable that the first one asks for.
-        return scope.member.once((name, kwargs.get("dtype"), synchronization, aggregation, kwargs["trainable"]), make)
-    return make()
+        # Replicas that run one by one share the variable that the first one asks for in the same place.
+        return scope.member.once((name, kwargs.get("dtype"), synchronization, aggregation, kwargs["trainable"],
+                                  user_line()), make)
+    made = make()
+    if scope is not None and scope.is_traced_once and _made_in_trace.variables is not None:
+        _made_in_trace.variables.append((made.name, user_line(), weakref.ref(made)))
+    return made
+
+
+@contextlib.contextmanager
+def kept_by_the_program(step: str) -> Iterator[None]:
+    """While it lasts, a step is traced; the variables that it makes must be there afterwards.
+
+    Raises:
+        ValueError: One is not: every call would need a new one, and the step is traced once.
+    """
+    before, _made_in_trace.variables = _made_in_trace.variables, []
+    try:
+        yield
+        made = _made_in_trace.variables
+    finally:
+        _made_in_trace.variables = before
+    if not made:
+        return
+    gc.collect()  # Autograph's frames hold what the step has made, in cycles.
+    lost = [(name, line) for name, line, variable in made if variable() is None]
+    if lost:
+        listed = ", ".join(f"{name!r} ({line})" for name, line in lost[:3])
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise ValueError(
+            f"`strategy.run`: the step {step!r} makes a variable in each call, and keeps it nowhere: {listed}{more}. A "
+            "step is traced once. Make variables, layers and optimizers outside of it, under `strategy.scope()`, or "
+            "keep what the first call makes.")
+
+
+class _MadeInTrace(threading.local):
+    variables: list[tuple[str, str, weakref.ref[tf.Variable]]] | None = None
+
+
+_made_in_trace = _MadeInTrace()
 
 
 def _public_aggregation(aggregation: Any) -> Any:

@@ -5,9 +5,26 @@
     trainer.evaluate(eval_step, held_out.batch(128))
 """
 
-from .actions import EarlyStopping, StopOnNaN
+from .actions import Every
+from .keeping import BestCheckpoint, Export
+from .profile_steps import ProfileSteps
 from .progress import BarProgress, LineProgress, Progress
+from .reduce_on_plateau import ReduceOnPlateau
+from .stopping import EarlyStopping, StopOnNaN
 from .summaries import Summaries
 from .trainer import Trainer
 
-__all__ = ["BarProgress", "EarlyStopping", "LineProgress", "Progress", "StopOnNaN", "Summaries", "Trainer"]
+__all__ = [
+    "BarProgress",
+    "BestCheckpoint",
+    "EarlyStopping",
+    "Every",
+    "Export",
+    "LineProgress",
+    "ProfileSteps",
+    "Progress",
+    "ReduceOnPlateau",
+    "StopOnNaN",
+    "Summaries",
+    "Trainer",
+]

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ..strategy import Strategy
 from ..strategy.launch_errors import naming_the_replica
+from . import finite_outputs
 from .actions import Action, taken
 from .batch_source import BatchSource
 from .call_record import Call
@@ -80,7 +81,7 @@ class CallRunner:
         self._kept.calls.goes_on(call)
         self._progress.start(call.kind, limit.steps_left(call, work.source))
         try:
-            with StopRequest(self._strategy, catches_signals=self._kept.is_kept) as stop:
+            with StopRequest(self._strategy, catches_signals=self._kept.is_written) as stop:
                 while not limit.is_reached(call):
                     rows, outputs = self._run_loop(call, work, limit)
                     if rows is not None:
@@ -102,8 +103,15 @@ class CallRunner:
         if work.is_training:
             asked = min(asked, self._kept.steps_to_save(int(self._step.read_value())) or asked)
         before = with_totals(call.totals) if call.totals else no_totals()
-        with naming_the_replica(self._strategy) if isinstance(self._strategy, Strategy) else contextlib.nullcontext():
-            result = work.loop(work.source.begin_loop(), tf.constant(asked, tf.int64), before)
+        given = work.source.begin_loop(), tf.constant(asked, tf.int64), before
+        try:
+            with self._naming_the_replica():
+                result = work.loop(*given)
+        except tf.errors.InvalidArgumentError as error:
+            told = finite_outputs.named(error, work.loop.get_concrete_function(*given).variables)
+            if told is None:
+                raise
+            raise told from error
         ran = int(result["num_steps"])
         work.source.end_loop(ran, ended=ran < asked)
         call.num_steps += ran
@@ -120,6 +128,9 @@ class CallRunner:
         self._progress.update(ran, num_rows=int(added[0]), values=outputs)
         return int(added[0]), outputs
 
+    def _naming_the_replica(self) -> contextlib.AbstractContextManager[None]:
+        return naming_the_replica(self._strategy) if isinstance(self._strategy, Strategy) else contextlib.nullcontext()
+
     def _end_loop(self, call: Call, work: Work, limit: Limit, rows: int, outputs: dict[str, float],
                   stop: StopRequest) -> None:
         """What comes after a loop.
@@ -133,7 +144,7 @@ class CallRunner:
             if any([taken(action, step, outputs) for action in work.actions]) or limit.is_over_time(call):
                 stop.ask()
         may_stop = work.is_training and (work.actions or limit.seconds is not None)
-        is_agreed = stop.is_agreed() if may_stop or self._kept.is_kept else False
+        is_agreed = stop.is_agreed() if may_stop or self._kept.is_written else False
         if stop.comes_of_a_signal:
             if not work.is_training:
                 call.begin_again()

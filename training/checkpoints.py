@@ -3,10 +3,10 @@
     run/checkpoints/step_000000300/state.index, state.data-...    what `tf.train.Checkpoint` writes
                                    facts.json                     what else is to be known, plain JSON
 
-The values are written to memory while the training waits, and from there to the disk by a thread of the chief's. On the
-disk a checkpoint has another name until it is complete, so one that was cut short is never picked, and is removed by
-the next. Before one is restored all of it is read once, which verifies TensorFlow's checksums; one that cannot be read
-is passed over, and the one before is taken.
+The values are written to memory while the training waits, and from there to disk by a thread of the chief's. There a
+checkpoint has another name until it is complete, so one that was cut short is never picked, and is removed by the next.
+Before one is restored all of it is read once, which verifies TensorFlow's checksums; one that cannot be read is passed
+over, and the one before is taken.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Checkpoints:
             self._writer = None
         if self._problem is not None:
             problem, self._problem = self._problem, None
-            raise OSError(f"`Trainer`: a checkpoint could not be written to {self._directory}: {problem}. Make room, or "
-                          "choose another `model_dir`.") from problem
+            raise OSError(f"`Trainer`: a checkpoint could not be written to {self._directory}: {problem}. Make room, "
+                          "or choose another `model_dir`.") from problem
 
     def _write(self, step: int, facts: str) -> None:
         """Writes what is in memory, on a thread of its own, and removes old checkpoints."""
@@ -149,6 +149,34 @@ class Checkpoints:
                 f"`Trainer`: {folder} is a checkpoint of something else: {str(error).splitlines()[0]} Train the same "
                 "model with the same optimizer, or choose another `model_dir`.") from error
         return facts
+
+    def newest(self) -> int | None:
+        """The step of the newest complete checkpoint, None if there is none."""
+        return max(self._steps(), default=None)
+
+    def read_part(self, step: int, state: Mapping[str, Any]) -> bool:
+        """Reads those values of a checkpoint that `state` names; variables that are made later get theirs then.
+
+        Returns:
+            Whether it was there: another process may have removed it.
+
+        Raises:
+            ValueError: The checkpoint has nothing of a part of `state`.
+        """
+        folder = self._folder(step)
+        try:
+            status = tf.train.Checkpoint(**state).read(os.path.join(folder, _STATE))
+        except (tf.errors.OpError, OSError):
+            if os.path.isdir(folder):
+                raise
+            return False
+        try:
+            status.assert_existing_objects_matched()
+        except AssertionError as error:
+            raise ValueError(f"`Trainer`: {folder} is a checkpoint of something else: {str(error).splitlines()[0]} "
+                             "Evaluate the model that is trained.") from error
+        status.expect_partial()
+        return True
 
     def _steps(self) -> list[int]:
         """The steps of the complete checkpoints, ascending."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from .batch_source import BatchSource
+from .batch_source import BatchSource, DistributedData
 from .call_record import Call
+from .checks import check_finite, positive, positive_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +24,26 @@ class Limit:
     steps: int | None = None
     epochs: int | None = None
     seconds: float | None = None
+
+    @classmethod
+    def checked(cls, where: str, data: DistributedData, steps: Any, epochs: Any, seconds: Any) -> Limit:
+        """The limit that a caller of `where` gives.
+
+        Raises:
+            ValueError: It is none, or one of epochs of data that has no end.
+        """
+        if steps is not None and epochs is not None or steps is epochs is seconds is None:
+            raise ValueError(
+                f"`{where}`: got `steps` {steps}, `epochs` {epochs} and `seconds` {seconds}. Expected steps or epochs, "
+                f"and seconds beside them or alone. Write `{where}(steps=1000)` or `{where}(epochs=10, seconds=3600)`.")
+        if steps is not None:
+            positive(where, "steps", steps)
+        if epochs is not None:
+            positive(where, "epochs", epochs)
+            check_finite(data, where, "train_data", f"Use `{where}(steps=...)`")
+        if seconds is not None:
+            positive_number(where, "seconds", seconds)
+        return cls(steps, epochs, seconds)
 
     def is_reached(self, call: Call) -> bool:
         """Whether there is nothing left to run."""

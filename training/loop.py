@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from . import finite_outputs
 from .step_outputs import StepOutputs
 
 Loop: TypeAlias = tf.types.experimental.PolymorphicFunction
@@ -47,6 +48,7 @@ def make_loop(
     step: Callable[[Any], Any],
     outputs: StepOutputs,
     counter: tf.Variable | None = None,
+    checks_outputs: bool = False,
 ) -> Loop:
     """Makes the function that runs a number of steps.
 
@@ -58,6 +60,8 @@ def make_loop(
       step: Called on each replica with its part of a batch.
       outputs: Takes what the step returns.
       counter: Raised by one after each step.
+      checks_outputs: Whether each replica looks at its outputs, and fails the step where one is not finite; with a
+        counter only.
 
     Returns:
       A `tf.function` of (iterator, number of steps as int64 scalar, totals so far). It returns
@@ -67,10 +71,12 @@ def make_loop(
     """
 
     def replica_step(batch: Any) -> dict[str, Any]:
-        reported = outputs.on_replica(step(batch), batch)
+        returned = step(batch)
+        reported = outputs.on_replica(returned, batch)
         if counter is not None:
+            checked = finite_outputs.checks(returned, counter + 1) if checks_outputs else []
             # After the step, not beside it; each replica counts in its own copy.
-            with tf.control_dependencies(tf.nest.flatten(reported)):
+            with tf.control_dependencies([*tf.nest.flatten(reported), *checked]):
                 counter.assign_add(1)
         return reported
 

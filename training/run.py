@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any, Callable, Mapping, Sequence
 
 import tensorflow as tf
@@ -23,6 +24,8 @@ from .checkpoints import Checkpoints
 from .run_log import RunLog
 
 _OWN_NAMES = ("step", "data", "random_streams")
+_CHECKPOINTS = "checkpoints"
+_FOLDER = re.compile(r"[\w-]+")
 
 
 class Run:
@@ -54,6 +57,7 @@ class Run:
         self._log = RunLog(None)
         self._save_every = save_every
         self._is_ready = model_dir is None
+        self._is_following = False
         for name, value in (("save_every", save_every), ("keep", keep)):
             if value is not None and (not is_integer(value) or value < 1):
                 raise ValueError(f"`Trainer`: `{name}` is {value!r}. Expected an integer of 1 or more.")
@@ -69,7 +73,8 @@ class Run:
             raise ValueError(f"`Trainer`: `model_dir` with a {type(strategy).__name__}, whose input and random streams "
                              "cannot be saved. Use a strategy of Lockstep.")
         self._state, self._random_streams = dict(state), strategy.random_streams
-        self._checkpoints = Checkpoints(os.path.join(model_dir, "checkpoints"), keep, strategy)
+        self._strategy, self._model_dir = strategy, os.fspath(model_dir)
+        self._checkpoints = Checkpoints(os.path.join(model_dir, _CHECKPOINTS), keep, strategy)
         if strategy.is_chief:
             _check_settings(os.path.join(model_dir, "settings.json"), dict(settings or {}))
             self._log = RunLog(os.path.join(model_dir, "log.jsonl"))
@@ -78,6 +83,11 @@ class Run:
     def is_kept(self) -> bool:
         """Whether there is a folder."""
         return self._checkpoints is not None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this process writes checkpoints of the run."""
+        return self._checkpoints is not None and not self._is_following
 
     def resume(self, trace: Callable[[], Any], step: tf.Variable, source: BatchSource) -> None:
         """Goes on where the newest checkpoint stands, the first time that it is called.
@@ -113,7 +123,7 @@ class Run:
 
     def save(self, step: tf.Variable, source: BatchSource) -> None:
         """Writes a checkpoint. Synchronisation: every worker calls."""
-        if self._checkpoints is None:
+        if self._checkpoints is None or self._is_following:
             return
         facts = {"data": source.position(), "calls": self.calls.to_json(), "log_size": self._log.size,
                  "actions": [action.state() for action in self._actions]}
@@ -121,19 +131,67 @@ class Run:
 
     def finish(self) -> None:
         """Returns when the last checkpoint is complete. Synchronisation: every worker calls."""
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and not self._is_following:
             self._checkpoints.finish()
+
+    def save_as(self, name: str, step: int) -> None:
+        """Writes the user's state to a folder of its own. Synchronisation: every worker calls."""
+        apart = self._apart("save", name)
+        apart.save(step, self._users_state(), {"step": step})
+        apart.finish()
+
+    def load(self, name: str) -> int:
+        """Reads what `save_as` wrote; returns its step. Synchronisation: every worker calls."""
+        facts = self._apart("load", name).restore(self._users_state())
+        if facts is None:
+            raise ValueError(f"`load`: there is nothing to read in {os.path.join(self._model_dir, name)}. Expected "
+                             f"what `save({name!r})` writes.")
+        return int(facts["step"])
+
+    def _apart(self, where: str, name: str) -> Checkpoints:
+        if not _FOLDER.fullmatch(name) or name == _CHECKPOINTS:
+            raise ValueError(f"`{where}`: `name` is {name!r}. Expected the name of a folder of its own, of letters, "
+                             f"digits, '_' and '-', other than {_CHECKPOINTS!r}.")
+        return Checkpoints(os.path.join(self._model_dir, name), 1, self._strategy)
+
+    # Following a run that another process trains.
+
+    def begin_following(self, where: str) -> None:
+        """From now on this process reads checkpoints and writes none.
+
+        Raises:
+            ValueError: It has trained, or trains with others.
+        """
+        if self._is_ready and not self._is_following:
+            raise ValueError(f"`{where}`: this trainer has trained. Make another one that only evaluates.")
+        if self._strategy.num_workers > 1:
+            raise ValueError(f"`{where}`: the strategy belongs to {self._strategy.num_workers} workers. Evaluate in a "
+                             "process of its own, such as the task 'evaluator' of TF_CONFIG.")
+        self._is_ready = self._is_following = True
+        self._log = RunLog(os.path.join(self._model_dir, "evaluations.jsonl"))
+
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint."""
+        assert self._checkpoints is not None
+        return self._checkpoints.newest()
+
+    def load_checkpoint(self, step: int) -> bool:
+        """Reads the user's state from the run's checkpoint of a step; False if it is gone."""
+        assert self._checkpoints is not None
+        return self._checkpoints.read_part(step, self._users_state())
 
     def log(self, call: Call, step: int, rows: int, outputs: Mapping[str, float]) -> None:
         """Adds a line to the log."""
         self._log.write(call.kind, step, rows, outputs)
 
     def _everything(self, step: tf.Variable, source: BatchSource) -> dict[str, Any]:
+        return {**self._users_state(), "step": step, "data": source.iterator, "random_streams": self._random_streams}
+
+    def _users_state(self) -> dict[str, Any]:
         # What a Keras object tracks leaves out its seeds: its list of variables has all.
         variables = {f"{name}_variables": [variable.value for variable in value.variables]
                      for name, value in self._state.items() if _is_kerass(value)}
-        return {**self._state, **variables, "step": step, "data": source.iterator,
-                "random_streams": self._random_streams}
+        return {**self._state, **variables}
 
 
 def _is_kerass(value: Any) -> bool:

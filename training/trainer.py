@@ -19,27 +19,26 @@ model, the optimizer and the step stay the user's.
     trainer.train(epochs=5)
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from .actions import Action
-from .batch_source import BatchSource, DistributedData, check_type, distribute
+from .actions import Action, called
+from .batch_source import BatchSource, distribute
 from .call_record import Call
 from .call_runner import CallRunner, Work
-from .checks import check_callable, check_finite, positive, positive_number
+from .checks import check_callable, positive, positive_number
+from .evaluations import Evaluations
 from .limit import Limit
-from .loop import Loop, make_loop, no_totals
+from .loop import make_loop, no_totals
+from .new_checkpoints import new_checkpoints
 from .progress import KINDS, Progress, make_progress
 from .run import Run
 from .step_outputs import StepOutputs
+from .stopping import StopOnNaN
 
 Step = Callable[[Any], Any]
-
-# How many evaluations (steps, and data sets) a trainer keeps traced.
-_EVALUATIONS_KEPT = 8
 
 
 class Trainer:
@@ -137,7 +136,7 @@ class Trainer:
         for name, given in (("actions", actions), ("eval_actions", eval_actions)):
             for action in given:
                 check_callable("Trainer", name, action)
-        self._actions, self._eval_actions = tuple(actions), tuple(eval_actions)
+        self._actions = tuple(actions)
         self._kept = Run(strategy, model_dir, state, settings, save_every, keep, [*actions, *eval_actions])
         self._train_data = distribute(strategy, train_data, "train_data")
         self._train_source = BatchSource(self._train_data, "train_data")
@@ -150,11 +149,12 @@ class Trainer:
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
         self._outputs = StepOutputs("train_step")
-        self._train_loop = make_loop(strategy, train_step, self._outputs, self._step)
+        self._train_loop = make_loop(strategy, train_step, self._outputs, self._step,
+                                     checks_outputs=any(isinstance(action, StopOnNaN) for action in actions))
         self._runner = CallRunner(strategy, self._step, self._kept, self._train_source, shown, int(steps_per_loop))
-        # Kept, so that an evaluation after every epoch neither traces nor distributes again.
-        self._eval_loop = functools.lru_cache(_EVALUATIONS_KEPT)(self._make_eval_loop)
-        self._eval_data = functools.lru_cache(_EVALUATIONS_KEPT)(self._distribute_eval_data)
+        self._evaluations = Evaluations(strategy, tuple(eval_actions))
+        for action in (*actions, *eval_actions):
+            called(action, "attach", self)
 
     @property
     def step(self) -> int:
@@ -200,30 +200,15 @@ class Trainer:
             wrong shape or other keys than before.
           TypeError: The step returned no dict, or values that are no numbers.
         """
-        return self._train(self._limit("train", steps, epochs, seconds)).result or {}
+        return self._train(Limit.checked("train", self._train_data, steps, epochs, seconds)).result or {}
 
     def _train(self, limit: Limit) -> Call:
         work = Work(self._train_loop, self._outputs, self._train_source, self._actions, is_training=True)
-        return self._run("train", work, limit)
-
-    def _limit(self, where: str, steps: int | None, epochs: int | None, seconds: float | None) -> Limit:
-        """The limit that a caller gives.
-
-        Raises:
-          ValueError: It is none.
-        """
-        if steps is not None and epochs is not None or steps is epochs is seconds is None:
-            raise ValueError(
-                f"`{where}`: got `steps` {steps}, `epochs` {epochs} and `seconds` {seconds}. Expected steps or epochs, "
-                f"and seconds beside them or alone. Write `{where}(steps=1000)` or `{where}(epochs=10, seconds=3600)`.")
-        if steps is not None:
-            positive(where, "steps", steps)
-        if epochs is not None:
-            positive(where, "epochs", epochs)
-            check_finite(self._train_data, where, "train_data", f"Use `{where}(steps=...)`")
-        if seconds is not None:
-            positive_number(where, "seconds", seconds)
-        return Limit(steps, epochs, seconds)
+        try:
+            return self._run("train", work, limit)
+        finally:
+            for action in self._actions:
+                called(action, "end")
 
     def train_and_evaluate(
         self,
@@ -269,8 +254,8 @@ class Trainer:
         """
         where = "train_and_evaluate"
         positive(where, "every", every)
-        whole = self._limit(where, steps, epochs, seconds)
-        self._check_evaluation(where, eval_step, eval_data)
+        whole = Limit.checked(where, self._train_data, steps, epochs, seconds)
+        self._evaluations.check(where, eval_step, eval_data)
         done, spent = 0, 0.0
         while True:
             trained = self._train(whole.part(every, done, spent))
@@ -310,20 +295,110 @@ class Trainer:
             values that are no numbers.
           ValueError: The data has no end or no batch; the step returned values of a wrong shape.
         """
-        self._check_evaluation("evaluate", eval_step, eval_data)
+        self._evaluations.check("evaluate", eval_step, eval_data)
         return self._evaluate(eval_step, eval_data).result or {}
 
-    def _check_evaluation(self, where: str, eval_step: Step, eval_data: Any) -> None:
-        check_callable(where, "eval_step", eval_step)
-        check_type(eval_data, "eval_data")
-        check_finite(self._eval_data(eval_data), where, "eval_data", "Cut it with `eval_data.take(num_batches)`")
+    def evaluate_continuously(
+        self,
+        eval_step: Step,
+        eval_data: tf.data.Dataset | tf.distribute.DistributedDataset,
+        *,
+        until_step: int | None = None,
+        timeout_seconds: float | None = None,
+        poll_seconds: float = 5.0,
+    ) -> dict[str, float]:
+        """Evaluates the checkpoints that another process writes, each as it appears, and trains nothing.
+
+        For a program that runs beside the training one, with the same `model_dir` and `state`, as the task "evaluator"
+        of TF_CONFIG or on its own. It writes `model_dir/evaluations.jsonl`, and nothing else but what `eval_actions`
+        write. Checkpoints that follow each other faster than it evaluates are passed over.
+
+        >>> strategy = lockstep.MirroredStrategy(["CPU:0"])
+        >>> data = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).batch(2)
+        >>> trainer = lockstep.training.Trainer(strategy, lambda x: {}, data)
+        >>> trainer.evaluate_continuously(lambda x: {}, data)
+        Traceback (most recent call last):
+        ...
+        ValueError: `evaluate_continuously`: the trainer keeps nothing. Give it `model_dir` and `state`.
+
+        Args:
+          eval_step: As for `evaluate`.
+          eval_data: As for `evaluate`.
+          until_step: Ends after the first checkpoint of this step or a later one.
+          timeout_seconds: Ends when there was no new checkpoint for so long; None waits on.
+          poll_seconds: How long it waits before it looks for a new one.
+
+        Returns:
+          What the last evaluation returned; nothing if there was none.
+
+        Raises:
+          TypeError: As `evaluate` raises it.
+          ValueError: The same, or the trainer keeps nothing, has trained, or belongs to several workers.
+        """
+        where = "evaluate_continuously"
+        self.check_kept(where)
+        self._evaluations.check(where, eval_step, eval_data)
+        for name, given in (("until_step", until_step), ("timeout_seconds", timeout_seconds),
+                            ("poll_seconds", poll_seconds)):
+            if given is not None:
+                positive_number(where, name, given)
+        self._kept.begin_following(where)
+        result: dict[str, float] = {}
+        for step in new_checkpoints(self._kept.newest, poll_seconds, timeout_seconds):
+            if not self._kept.load_checkpoint(step):
+                continue
+            self._step.assign(step)
+            evaluated = self._evaluate(eval_step, eval_data)
+            result = evaluated.result or {}
+            if evaluated.was_stopped or until_step is not None and step >= until_step:
+                break
+        return result
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what is written once."""
+        return bool(getattr(self._strategy, "is_chief", True))
+
+    def check_kept(self, where: str) -> None:
+        """Raises ValueError where the trainer has no `model_dir`."""
+        if not self._kept.is_kept:
+            raise ValueError(f"`{where}`: the trainer keeps nothing. Give it `model_dir` and `state`.")
+
+    def save(self, name: str) -> None:
+        """Writes the state as it is now to `model_dir/name`, apart from the run's checkpoints; replaces an older one.
+
+        Synchronisation: every worker calls.
+
+        Args:
+          name: The name of the folder.
+
+        Raises:
+          ValueError: The trainer keeps nothing, or the name is none of a new folder.
+          OSError: It cannot be written.
+        """
+        self.check_kept("save")
+        self._kept.save_as(name, self.step)
+
+    def load(self, name: str) -> int:
+        """Reads back what `save` wrote: the state's values; `step` and the position in the data stay.
+
+        Synchronisation: every worker calls.
+
+        Args:
+          name: The name of the folder.
+
+        Returns:
+          The step at which it was saved.
+
+        Raises:
+          ValueError: The trainer keeps nothing, nothing is there, or it is of another model.
+        """
+        self.check_kept("load")
+        return self._kept.load(name)
 
     def _evaluate(self, eval_step: Step, eval_data: Any) -> Call:
         """Runs an evaluation, or finds that the run has it."""
-        loop, outputs = self._eval_loop(eval_step)
-        source = BatchSource(self._eval_data(eval_data), "eval_data")
-        work = Work(loop, outputs, source, self._eval_actions, is_training=False)
-        return self._run("evaluate", work, Limit(epochs=1))
+        return self._run("evaluate", self._evaluations.work(eval_step, eval_data), Limit(epochs=1))
 
     def _run(self, kind: str, work: Work, limit: Limit) -> Call:
         call = self._begin(kind)
@@ -338,10 +413,3 @@ class Trainer:
     def _trace(self) -> None:
         """Traces the training loop, so that all that the step makes exists."""
         self._train_loop.get_concrete_function(self._train_source.iterator, tf.constant(1, tf.int64), no_totals())
-
-    def _make_eval_loop(self, eval_step: Step) -> tuple[Loop, StepOutputs]:
-        outputs = StepOutputs("eval_step")
-        return make_loop(self._strategy, eval_step, outputs), outputs
-
-    def _distribute_eval_data(self, eval_data: Any) -> DistributedData:
-        return distribute(self._strategy, eval_data, "eval_data")

@@ -8,7 +8,9 @@ from source.source_tree import LIBRARY, OUTSIDE, Finding, python_files, report, 
 MAX_LINES = 350
 
 # Path -> why the file is one concept and not two.
-LONG_FILES = {}
+LONG_FILES = {
+    "training/trainer.py": "the driver's public face is one class, and most of it are the docstrings of its methods",
+}
 
 # Written in pieces, so that this file passes its own test.
 LEFTOVERS = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")

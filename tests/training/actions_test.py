@@ -1,10 +1,11 @@
 """Actions: called after each loop, named when they fail, heard when they ask to stop, and continued with the run."""
 
+import keras
 import pytest
 import tensorflow as tf
 
-from lockstep.training import EarlyStopping, StopOnNaN, Trainer
-from testing.replicas import mirrored
+from lockstep.training import EarlyStopping, Every, ProfileSteps, ReduceOnPlateau, StopOnNaN, Trainer
+from testing.replicas import mirrored, replica_context
 
 
 def trainer(actions, rows=8, **options):
@@ -84,7 +85,98 @@ def test_early_stopping_on_an_output_that_is_not_there_names_those_that_are():
         trainer([EarlyStopping("loss", 3)]).train(steps=1)
 
 
-def test_stop_on_nan_names_the_step_the_output_and_the_value():
+@pytest.mark.parametrize("steps_per_loop", [1, 4])
+def test_stop_on_nan_names_the_first_step_the_output_the_replica_and_what_it_has_spoiled(steps_per_loop):
+    strategy = mirrored(2)
+    with strategy.scope():
+        fine = tf.Variable(1.0, name="fine")
+        spoiled = tf.Variable(1.0, name="spoiled")
+
+    def step(x):
+        number = tf.cast(x, tf.float32)  # 5 is the second row of the third batch: replica 1's.
+        spoiled.assign_add(tf.reduce_max(1.0 / (3.0 - replica_context().all_reduce("MAX", number))))  # In step 2.
+        return {"x": x, "value": fine / (5.0 - number)}
+
+    driver = Trainer(strategy, step, tf.data.Dataset.range(12).batch(2), progress="none", actions=[StopOnNaN()],
+                     steps_per_loop=steps_per_loop)
+    expected = "in step 3 the output 'value' of replica 1 is not finite. Not finite by now: spoiled:0. Lower"
+    with pytest.raises(FloatingPointError, match=expected) as raised:
+        driver.train(steps=6)
+    assert "fine" not in str(raised.value)
+
+
+def test_stop_on_nan_may_be_called_on_averages_alone():
     with pytest.raises(FloatingPointError, match="after step 2 the output 'x' is inf"):
-        Trainer(mirrored(2), lambda x: {"x": 1 / (2 - tf.cast(x, tf.float32))}, tf.data.Dataset.range(8).batch(2),
-                progress="none", actions=[StopOnNaN()]).train(steps=4)
+        StopOnNaN()(2, {"x": float("inf")})
+
+
+def test_every_calls_after_each_multiple_and_goes_on_with_the_run():
+    seen = []
+    every = Every(4, lambda step, outputs: seen.append(step))
+    for step in (3, 6, 7, 8):
+        every(step, {})
+    again = Every(4, lambda step, outputs: seen.append(step))
+    again.restore(every.state())
+    for step in (11, 13):
+        again(step, {})
+    assert seen == [6, 8, 13]
+
+
+def test_every_passes_on_what_its_action_has():
+    inner = EarlyStopping("x", patience=5)
+    every = Every(1, inner)
+    assert not every(1, {"x": 1.0})
+    again = Every(1, EarlyStopping("x", patience=5))
+    again.restore(every.state())
+    assert again(6, {"x": 1.0})
+
+
+def test_the_learning_rate_falls_on_a_plateau_to_its_smallest_value():
+    optimizer = keras.optimizers.SGD(1.0)
+    reduce = ReduceOnPlateau(optimizer, "x", patience=2, factor=0.5, min_learning_rate=0.3)
+    rates = []
+    for step, value in enumerate([3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0, 1.0], start=1):
+        reduce(step, {"x": value})
+        rates.append(float(optimizer.learning_rate))
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.5, 0.3, 0.3, 0.3])
+
+
+@pytest.mark.parametrize("options, text", [
+    ({"factor": 1.0}, "`factor` is 1.0"), ({"patience": 0}, "`patience` is 0"), ({"mode": "up"}, "`mode` is 'up'")])
+def test_a_plateau_checks_its_arguments(options, text):
+    with pytest.raises(ValueError, match=text):
+        ReduceOnPlateau(keras.optimizers.SGD(1.0), "x", **{"patience": 2, **options})
+
+
+def test_a_plateau_refuses_a_schedule():
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 10, 0.5)
+    with pytest.raises(ValueError, match="the learning rate of SGD is a schedule"):
+        ReduceOnPlateau(keras.optimizers.SGD(schedule), "x", patience=2)
+
+
+def test_a_profile_of_the_window_is_written_and_ends_with_the_training(tmp_path):
+    trainer([ProfileSteps(tmp_path / "whole", 1, 3)]).train(steps=4)
+    trainer([ProfileSteps(tmp_path / "cut", 1, 9)]).train(steps=2)
+    trainer([ProfileSteps(tmp_path / "never", 7, 9)]).train(steps=2)
+    for name in ("whole", "cut"):
+        assert list((tmp_path / name).rglob("*.xplane.pb"))
+    assert not (tmp_path / "never").exists()
+
+
+def test_actions_end_with_each_call_of_train_also_with_one_that_fails():
+    class Ending:
+        ends = 0
+
+        def __call__(self, step, outputs):
+            if step == 2:
+                raise OSError("disk full")
+
+        def end(self):
+            self.ends += 1
+
+    ending = Ending()
+    driver = trainer([ending])
+    driver.train(steps=1)
+    with pytest.raises(OSError):
+        driver.train(steps=1)
+    assert ending.ends == 2
