@@ -42,3 +42,9 @@ class Copies:
         """The copies that `handle` stands for, or None."""
         reference = getattr(handle, "_lockstep_copies", None)
         return None if reference is None else reference()
+
+
+def is_meeting_place(handle: tf.Tensor) -> bool:
+    """Whether the replicas meet through a resource, one that each has or one for all."""
+    copies = Copies.of(handle)
+    return copies.is_queue if copies is not None else getattr(handle, "_lockstep_queue", False)

@@ -21,7 +21,7 @@ import tensorflow as tf
 from ..collective import agree
 from . import replica_scope
 from ._tf import FuncGraph
-from .invariance import is_equal_on_all_replicas, needs
+from .invariance import is_equal_on_all_replicas, is_exchange, needs
 
 _writes: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
 
@@ -51,6 +51,8 @@ def on_op(op_type: str, inputs: Sequence[tf.Tensor], attrs: Any, outputs: Sequen
     if not names or scope is None or not scope.is_traced_once or scope.member.size == 1:
         return
     _writes.setdefault(graph, set()).update(names)
+    if any(map(is_exchange, inputs)):
+        return  # Replicas that part ways do not meet in it, and are told so.
     written = f"Variable {', '.join(map(repr, sorted(names)))}"
     if op_type == "While":
         if not _rounds_are_equal(op, *held):

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ..collective import Copies
 from ..collective._tf import ANNOTATION, SHARED_RESULTS
+from ..collective.copies import is_meeting_place
 from . import replica_scope
 from ._tf import FuncGraph
 
@@ -79,6 +80,16 @@ def _is_collective_result(tensor: tf.Tensor) -> bool:
     if kind.endswith("PartitionedCall") or kind.startswith("Collective"):
         return ANNOTATION in tensor.op.node_def.attr
     return kind == "IdentityN" and tensor.value_index < tensor.op.node_def.attr[SHARED_RESULTS].i
+
+
+def is_exchange(tensor: tf.Tensor) -> bool:
+    """Whether an input of an op is what the replicas meet through: the op takes part in an exchange."""
+    while tensor.dtype == tf.resource and getattr(tensor, "graph", None) is not None:
+        source = _source(tensor) if tensor.op.type == "Placeholder" else None
+        if source is None or source is SHARED_INPUT:
+            return False
+        tensor = source
+    return is_meeting_place(tensor)
 
 
 def is_given_from_outside(tensor: tf.Tensor) -> bool:

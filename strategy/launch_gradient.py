@@ -17,6 +17,7 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
+from ..collective.copies import is_meeting_place
 from ._tf import FuncGraph, backward_function, call_flat, concrete_function, flat_function, trace_into
 from .body import NOT_INLINED, Body, Outputs, as_any_replica
 from .launch import Launch
@@ -93,7 +94,7 @@ class DifferentiableLaunch:
                      for flat in self._backward_launch.call_flat(tensors, no_second_gradient)]
         of_inputs = [gradient for own in gradients for gradient in own[:self._num_inputs]]
         of_captures = {id(capture): self._total_gradient([own[self._num_inputs + index] for own in gradients])
-                       for index, capture in enumerate(self._graph.external_captures)}
+                       for index, capture in enumerate(self._graph.external_captures) if not is_meeting_place(capture)}
         return of_inputs + [of_captures.get(id(capture)) for capture in self._forward.captured_inputs]
 
 

@@ -220,10 +220,9 @@ class OneByOneMember(MeetingMember):
         def answer(parts: list[Any]) -> list[Any]:
             return [list(serve(parts, place_of(self._graph)))] * len(self.devices)
 
-        op = f" {what.op}" if what.op else ""
-        named = " ".join(what.tensors) if what.kind in ("agree", "broadcast") else \
+        brought = what.tensors[0] if what.kind == "agree" else \
             f"{len(tensors)} {what.dtype} tensor{'s' * (len(tensors) != 1)}"
-        label = f"{what.kind}{op} of {named}"
+        label = f"{what.kind}{' ' * bool(what.op)}{what.op} of {brought}"
         return list(_running.replica.reach(_Point(label, list(tensors), answer)))
 
     def merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -27,6 +28,16 @@ from .step_outputs import StepOutputs
 from .stop_request import EXIT_STOPPED, StopRequest
 
 
+class Metrics(Protocol):
+    """Numbers that steps add up in variables, such as Keras's metrics."""
+
+    def reset(self) -> None:
+        """Begins anew."""
+
+    def result(self) -> dict[str, float]:
+        """The numbers now. Synchronisation: every worker calls."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What a call runs.
@@ -37,6 +48,7 @@ class Work:
         source: Where its batches come from.
         actions: Called after each loop of training steps, or once after an evaluation.
         is_training: Whether it is the run's training.
+        metrics: What the steps add up in variables of their own, None if nothing is.
     """
 
     loop: Loop
@@ -44,6 +56,7 @@ class Work:
     source: BatchSource
     actions: Sequence[Action]
     is_training: bool
+    metrics: Metrics | None = None
 
 
 class CallRunner:
@@ -79,6 +92,8 @@ class CallRunner:
         if call.result is not None and limit.is_reached(call):
             return call.result
         self._kept.calls.goes_on(call)
+        if work.metrics is not None and not call.totals:
+            work.metrics.reset()
         self._progress.start(call.kind, limit.steps_left(call, work.source))
         try:
             with StopRequest(self._strategy, catches_signals=self._kept.is_written) as stop:
@@ -88,7 +103,7 @@ class CallRunner:
                         self._end_loop(call, work, limit, rows, outputs, stop)
         finally:
             self._progress.stop()
-        call.result = work.outputs.averages(call.totals)
+        call.result = self._reported(work, call.totals)
         if not work.is_training:
             self._end_evaluation(call, work)
         else:
@@ -124,9 +139,14 @@ class CallRunner:
         call.seconds += self._clock() - began
         if not ran:
             return None, {}
-        outputs = work.outputs.averages(added)
+        outputs = self._reported(work, added)
         self._progress.update(ran, num_rows=int(added[0]), values=outputs)
         return int(added[0]), outputs
+
+    def _reported(self, work: Work, totals: Sequence[float]) -> dict[str, float]:
+        """The averages that totals mean, and the metrics of the call so far."""
+        averages = work.outputs.averages(totals)
+        return averages if work.metrics is None else {**averages, **work.metrics.result()}
 
     def _naming_the_replica(self) -> contextlib.AbstractContextManager[None]:
         return naming_the_replica(self._strategy) if isinstance(self._strategy, Strategy) else contextlib.nullcontext()

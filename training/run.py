@@ -188,9 +188,10 @@ class Run:
         return {**self._users_state(), "step": step, "data": source.iterator, "random_streams": self._random_streams}
 
     def _users_state(self) -> dict[str, Any]:
-        # What a Keras object tracks leaves out its seeds: its list of variables has all.
-        variables = {f"{name}_variables": [variable.value for variable in value.variables]
-                     for name, value in self._state.items() if _is_kerass(value)}
+        # What a Keras object tracks leaves out its seeds and metrics: its lists of variables have all.
+        variables = {f"{name}_{kind}": [variable.value for variable in getattr(value, kind)]
+                     for name, value in self._state.items() if _is_kerass(value)
+                     for kind in ("variables", "metrics_variables") if hasattr(value, kind)}
         return {**self._state, **variables}
 
 

@@ -30,6 +30,7 @@ from .call_record import Call
 from .call_runner import CallRunner, Work
 from .checks import check_callable, positive, positive_number
 from .evaluations import Evaluations
+from .keras_steps import KerasSteps
 from .limit import Limit
 from .loop import make_loop, no_totals
 from .new_checkpoints import new_checkpoints
@@ -73,6 +74,9 @@ class Trainer:
     {'loss': 4.0, 'x': 4.0}
     >>> trainer.step
     2
+
+    Attributes:
+      eval_step: The step of evaluation of the Keras model that it was made from, else None.
     """
 
     def __init__(
@@ -148,6 +152,8 @@ class Trainer:
                 name="step",
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
+        self._keras_steps: KerasSteps | None = None
+        self.eval_step: Step | None = None
         self._outputs = StepOutputs("train_step")
         self._train_loop = make_loop(strategy, train_step, self._outputs, self._step,
                                      checks_outputs=any(isinstance(action, StopOnNaN) for action in actions))
@@ -155,6 +161,41 @@ class Trainer:
         self._evaluations = Evaluations(strategy, tuple(eval_actions))
         for action in (*actions, *eval_actions):
             called(action, "attach", self)
+
+    @classmethod
+    def from_keras(cls, model: Any, train_data: tf.data.Dataset | tf.distribute.DistributedDataset,
+                   **options: Any) -> "Trainer":
+        """A trainer for a compiled Keras model: its loss, metrics and optimizer, and the numbers of its `fit`.
+
+        `train(epochs=1)` returns what `fit` reports of an epoch: the metrics of the rows of this call. `eval_step` is
+        the model's step of evaluation.
+
+        >>> strategy = lockstep.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="ones")])
+        ...     model.compile(keras.optimizers.SGD(0.0), "mse")
+        >>> data = tf.data.Dataset.from_tensor_slices(([[1.0], [2.0], [3.0]], [[0.0], [0.0], [0.0]])).batch(2)
+        >>> trainer = lockstep.training.Trainer.from_keras(model, data, progress="none")
+        >>> result = trainer.train(epochs=1)    # (1 + 4 + 9) / 3
+        >>> round(result["loss"], 3), result == trainer.evaluate(trainer.eval_step, data)
+        (4.667, True)
+
+        Args:
+          model: A `keras.Model` that was made and compiled under `strategy.scope()`.
+          train_data: A dataset of (x, y) or (x, y, sample weights), as `fit` takes it, or a distributed one.
+          **options: Those of `Trainer`; `state` is the model and its optimizer where `model_dir` is given.
+
+        Raises:
+          TypeError: `model` is none of Keras; otherwise as `Trainer`.
+          ValueError: The model is not compiled, with `jit_compile` or `run_eagerly`, or under no strategy of Lockstep;
+            otherwise as `Trainer`.
+        """
+        steps = KerasSteps(model)
+        if options.get("model_dir") is not None:
+            options.setdefault("state", steps.state())
+        trainer = cls(steps.strategy, steps.train_step, train_data, **options)
+        trainer._keras_steps, trainer.eval_step = steps, steps.eval_step
+        return trainer
 
     @property
     def step(self) -> int:
@@ -203,7 +244,8 @@ class Trainer:
         return self._train(Limit.checked("train", self._train_data, steps, epochs, seconds)).result or {}
 
     def _train(self, limit: Limit) -> Call:
-        work = Work(self._train_loop, self._outputs, self._train_source, self._actions, is_training=True)
+        work = Work(self._train_loop, self._outputs, self._train_source, self._actions, is_training=True,
+                    metrics=self._keras_steps)
         try:
             return self._run("train", work, limit)
         finally:
