@@ -17,6 +17,7 @@ from absl import logging
 
 from ..collective.options import is_integer
 from ..strategy import Strategy
+from . import own_values
 from .actions import Action
 from .batch_source import BatchSource
 from .call_record import Call, CallRecord
@@ -106,6 +107,7 @@ class Run:
         if facts is None:
             self._log.cut(0)
             return
+        own_values.restore(self._keras_variables(), facts["own_values"])
         source.take_position(facts["data"])
         self.calls.restore(facts["calls"])
         self._log.cut(facts["log_size"])
@@ -126,7 +128,8 @@ class Run:
         if self._checkpoints is None or self._is_following:
             return
         facts = {"data": source.position(), "calls": self.calls.to_json(), "log_size": self._log.size,
-                 "actions": [action.state() for action in self._actions]}
+                 "actions": [action.state() for action in self._actions],
+                 "own_values": own_values.values_of(self._keras_variables()) if self._strategy.num_workers == 1 else []}
         self._checkpoints.save(int(step.read_value()), self._everything(step, source), facts)
 
     def finish(self) -> None:
@@ -188,11 +191,16 @@ class Run:
         return {**self._users_state(), "step": step, "data": source.iterator, "random_streams": self._random_streams}
 
     def _users_state(self) -> dict[str, Any]:
-        # What a Keras object tracks leaves out its seeds and metrics: its lists of variables have all.
-        variables = {f"{name}_{kind}": [variable.value for variable in getattr(value, kind)]
-                     for name, value in self._state.items() if _is_kerass(value)
-                     for kind in ("variables", "metrics_variables") if hasattr(value, kind)}
-        return {**self._state, **variables}
+        return {**self._state, **self._lists_of_keras()}
+
+    def _lists_of_keras(self) -> dict[str, list[tf.Variable]]:
+        """What a Keras object tracks leaves out its seeds and metrics: its lists of variables have all."""
+        return {f"{name}_{kind}": [variable.value for variable in getattr(value, kind)]
+                for name, value in self._state.items() if _is_kerass(value)
+                for kind in ("variables", "metrics_variables") if hasattr(value, kind)}
+
+    def _keras_variables(self) -> list[tf.Variable]:
+        return [variable for listed in self._lists_of_keras().values() for variable in listed]
 
 
 def _is_kerass(value: Any) -> bool:
