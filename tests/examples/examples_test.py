@@ -55,6 +55,17 @@ def test_digits_that_is_killed_goes_on_and_ends_with_the_lines_of_an_undisturbed
     assert succeed("digits.py", *flags, f"--model_dir={tmp_path}")[-2:] == undisturbed[-2:]
 
 
+def test_a_loop_on_one_device_and_on_replicas_differ_in_few_lines_and_in_no_number():
+    programs = ["loop_one_device.py", "loop_replicas.py"]
+    one, replicas = ((EXAMPLES / name).read_text(encoding="utf-8").split('"""')[2].splitlines() for name in programs)
+    kept = [line.strip() for line in one if line.strip()]
+    changed = [line for line in map(str.strip, replicas) if line and line not in kept]
+    assert len(changed) < 10
+    losses = [re.findall(r"epoch (\d): loss of the last batch (0\.\d+|1\.\d+)", "\n".join(succeed(name)))
+              for name in programs]
+    assert losses[0] == losses[1] and [epoch for epoch, _ in losses[0]] == list("12345")
+
+
 def test_digits_on_two_workers_prints_its_last_lines_once():
     finished = subprocess.run(
         [sys.executable, "-m", "lockstep", "launch", "--workers=2", str(EXAMPLES / "digits.py"), "--steps=20"],
