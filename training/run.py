@@ -114,6 +114,12 @@ class Run:
         for action, kept in zip(self._actions, facts["actions"]):
             action.restore(kept)
         logging.info("Trainer: goes on after step %d.", int(step.read_value()))
+        now = self._strategy.num_replicas_in_sync
+        if facts["replicas"] != now:
+            logging.warning(
+                "Trainer: goes on with %d replicas where there were %d. State, step and the position in the data are "
+                "those of the run; sums are rounded in another order, and each replica draws other random numbers.",
+                now, facts["replicas"])
 
     def steps_to_save(self, step: int) -> int | None:
         """How many steps are left until the next checkpoint is due, None if none is."""
@@ -127,7 +133,8 @@ class Run:
         """Writes a checkpoint. Synchronisation: every worker calls."""
         if self._checkpoints is None or self._is_following:
             return
-        facts = {"data": source.position(), "calls": self.calls.to_json(), "log_size": self._log.size,
+        facts = {"replicas": self._strategy.num_replicas_in_sync, "data": source.position(),
+                 "calls": self.calls.to_json(), "log_size": self._log.size,
                  "actions": [action.state() for action in self._actions],
                  "own_values": own_values.values_of(self._keras_variables()) if self._strategy.num_workers == 1 else []}
         self._checkpoints.save(int(step.read_value()), self._everything(step, source), facts)

@@ -65,11 +65,28 @@ def test_a_run_that_has_ended_returns_what_it_returned_and_trains_no_step(tmp_pa
     assert resume.run(mirrored(2), tmp_path, [never]) == expected == uninterrupted(1)[0]
 
 
-def test_the_weights_of_a_run_go_on_with_another_number_of_replicas(tmp_path):
+@pytest.mark.parametrize("num_replicas", [1, 4])
+def test_a_run_goes_on_with_another_number_of_replicas_on_the_rows_that_are_left_and_says_what_differs(
+        tmp_path, num_replicas, caplog):
+    def run(replicas, *actions):
+        strategy = mirrored(replicas)
+        with strategy.scope():
+            total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+
+        def step(rows):
+            total.assign_add(tf.reduce_sum(rows))
+            return {"rows": rows}
+
+        data = tf.data.Dataset.range(1, 12).map(lambda row: tf.cast(row, tf.float32)).shuffle(12, seed=1)
+        trainer = lockstep.training.Trainer(strategy, step, data.batch(3), progress="none", actions=actions,
+                                            model_dir=tmp_path, state={"total": total}, save_every=1)
+        return trainer.train(epochs=2), float(total), trainer.step
+
     with pytest.raises(Interrupted):
-        resume.run(mirrored(2), tmp_path, [interrupt_after(5)])
-    weights, results, step = resume.run(mirrored(4), tmp_path)
-    assert step == 8 and len(results) == 3
+        run(2, interrupt_after(3))
+    assert "replicas where there were" not in caplog.text
+    assert run(num_replicas) == ({"rows": 6.0}, 132.0, 8)
+    assert f"goes on with {num_replicas} replicas where there were 2" in caplog.text
 
 
 def test_a_checkpoint_that_was_cut_short_or_damaged_is_passed_over(tmp_path, uninterrupted):
