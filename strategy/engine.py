@@ -22,6 +22,7 @@ from . import replica_scope
 from ._tf import PolymorphicFunction, a_tape_may_record, convert_with_autograph
 from .arguments import Arguments, DifferentObjectsError, check_num_components
 from .body import trace_body
+from .equal_copies import after_failure
 from .function_key import Closure, Keys, named_keys
 from .launch import Launch
 from .launch_errors import naming_the_replica
@@ -85,7 +86,8 @@ class Engine:
 
     def _run_one_by_one(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         run = run_one_by_one_taped if a_tape_may_record() else run_one_by_one
-        return run(self._strategy, function, args, kwargs)
+        with after_failure(self._strategy):
+            return run(self._strategy, function, args, kwargs)
 
     def _in_place(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """One replica: the function itself, in the current graph or eagerly."""

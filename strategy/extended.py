@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from typing import Any, Callable, Sequence
 
 import tensorflow as tf
@@ -74,9 +75,19 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         # strategy, never shared between two.
         self._retrace_functions_for_each_device = True
         self.random_streams = RandomStreams(strategy)
+        self._mirrored: weakref.WeakValueDictionary[int, MirroredVariable] = weakref.WeakValueDictionary()
         self.queues = Queues(len(devices), self)
         self._watches_absentees = False
         self.traced_member: Member = self._make_traced_member()
+
+    def note_mirrored(self, variable: MirroredVariable) -> None:
+        """Notes a variable whose copies are to be equal."""
+        self._mirrored[id(variable)] = variable
+
+    @property
+    def mirrored_variables(self) -> list[MirroredVariable]:
+        """Those that exist."""
+        return list(self._mirrored.values())
 
     @functools.cached_property
     def turns(self) -> Turns:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..collective import CollectiveError, CollectiveMismatchError
 from ..collective.local import MISMATCH, TOO_LATE
+from .equal_copies import after_failure
 
 _CALL = re.compile(r"\breplica_(\d+)/")
 
@@ -18,12 +19,15 @@ _CALL = re.compile(r"\breplica_(\d+)/")
 def naming_the_replica(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Adds to a TensorFlow error of a launch which replica raised it; the class of the error stays.
 
+    The copies of variables that only some replicas had written are made equal.
+
     Raises:
         CollectiveMismatchError: Replicas met in different collectives.
         CollectiveError: A replica has not come to a collective in time.
     """
     try:
-        yield
+        with after_failure(strategy):
+            yield
     except tf.errors.OpError as error:
         problems = strategy.extended.queues.take_problems()
         message = problems[0] if problems else error.message or ""

@@ -46,6 +46,8 @@ class ReplicatedVariable(tf.distribute.DistributedValues, tf.Variable, CoreTenso
         self._is_sum = is_sum
         self._copies = Copies([copy.handle for copy in copies], self, strategy.extended,
                               is_equal=self._synchronization is not tf.VariableSynchronization.ON_READ)
+        if self._copies.is_equal and not is_sum:
+            strategy.extended.note_mirrored(self)
         for copy in copies:
             copy._distributed_container = weakref.ref(self)
             copy.handle._distributed_container = weakref.ref(self)
