@@ -10,14 +10,18 @@ promise that all components are equal.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from ._tf import CompositeTensor
 from .split_batch import relaxed_rows
 
 _ROWS_VARY = "_lockstep_rows_vary"
+# What a value of several components is asked for when it is taken for a tensor.
+_OF_A_TENSOR = frozenset({"device", "dtype", "get_shape", "item", "ndim", "numpy", "shape", "size", "tolist"})
 _TENSORS = (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
 
 
@@ -53,18 +57,66 @@ class PerReplica(tf.types.experimental.distributed.PerReplica, CompositeTensor):
         return PerReplicaSpec(*map(spec_of, self._values))
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        if len(self._values) == 1:
+        if self._is_one_value:
             return tf.convert_to_tensor(self._values[0], dtype=dtype, name=name)
-        raise ValueError(
-            f"{type(self).__name__}: a value with {len(self._values)} components was used as one tensor. Outside "
-            "`strategy.run` there is no single value. Pass it to `strategy.run(fn, args=(value,))`, combine it with "
-            "`strategy.reduce`, or take it apart with `strategy.experimental_local_results`.")
+        raise ValueError(self._used_as_one("was used as one tensor"))
+
+    # What is done to a tensor or to a number is done to the only component, or refused with the same text.
+
+    @property
+    def _is_one_value(self) -> bool:
+        return len(self._values) == 1
+
+    def _used_as_one(self, how: str) -> str:
+        return (f"{type(self).__name__}: a value with {len(self._values)} components {how}. Outside `strategy.run` "
+                "there is no single value. Pass it to `strategy.run(fn, args=(value,))`, combine it with "
+                "`strategy.reduce`, or take it apart with `strategy.experimental_local_results`.")
+
+    def _one(self, how: str) -> Any:
+        """The only value.
+
+        Raises:
+            TypeError: There are several.
+        """
+        if self._is_one_value:
+            return self._values[0]
+        raise TypeError(self._used_as_one(how))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_A_TENSOR and not self._is_one_value:
+            raise AttributeError(self._used_as_one(f"was asked for `{name}`"), name=name, obj=self)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self._one("was used as one array"), dtype)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._one(f"was formatted as one number, {spec!r}"), spec) if spec else str(self)
 
     def __repr__(self) -> str:
         lines = ",\n".join(f"  {index}: {value!r}" for index, value in enumerate(self._values))
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
     __str__ = __repr__
+
+
+def _operation(name: str, operate: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
+    """The special method of `PerReplica` that does `operate` to the only value."""
+    def method(self: PerReplica, *others: Any) -> Any:
+        one = self._one(f"was used as one tensor, by `{name}`")
+        return operate(*others, one) if is_reflected else operate(one, *others)
+
+    method.__name__ = f"__{name}__"
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    setattr(PerReplica, f"__{_name}__", _operation(_name, getattr(operator, _name)))
+    setattr(PerReplica, f"__r{_name}__", _operation(f"r{_name}", getattr(operator, _name), is_reflected=True))
+for _name in ("lt", "le", "gt", "ge", "neg", "abs", "getitem"):
+    setattr(PerReplica, f"__{_name}__", _operation(_name, getattr(operator, _name)))
+for _builtin in (bool, float, int, len):
+    setattr(PerReplica, f"__{_builtin.__name__}__", _operation(_builtin.__name__, _builtin))
 
 
 class PerReplicaSpec(tf.TypeSpec):
@@ -105,8 +157,9 @@ class Mirrored(PerReplica, tf.types.experimental.distributed.Mirrored):
     def _type_spec(self) -> "MirroredSpec":
         return MirroredSpec(*(tf.type_spec_from_value(value) for value in self._values))
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        return tf.convert_to_tensor(self._values[0], dtype=dtype, name=name)
+    @property
+    def _is_one_value(self) -> bool:
+        return True
 
 
 class MirroredSpec(PerReplicaSpec):

@@ -1,6 +1,7 @@
 """Per-replica values: taking apart, joining, and how they pass through `tf.function`."""
 
 import collections
+import copy
 
 import numpy as np
 import pytest
@@ -28,17 +29,41 @@ def test_value_is_what_tensorflow_and_keras_look_for():
     assert "0: <tf.Tensor" in repr(value) and "1: <tf.Tensor" in str(value)
 
 
-@pytest.mark.parametrize("use", [
-    lambda value: value + 1, lambda value: tf.convert_to_tensor(value), lambda value: tf.reduce_sum(value),
-    lambda value: tf.constant(1) * value], ids=["add", "convert", "op", "radd"])
+USES = {
+    "convert": (tf.convert_to_tensor, ValueError), "op": (tf.reduce_sum, ValueError),
+    "add": (lambda value: value + 1, TypeError), "radd": (lambda value: 1 + value, TypeError),
+    "times a tensor": (lambda value: tf.constant(1) * value, ValueError), "neg": (lambda value: -value, TypeError),
+    "less": (lambda value: value < 1, TypeError), "bool": (bool, TypeError), "float": (float, TypeError),
+    "int": (int, TypeError), "len": (len, TypeError), "item": (lambda value: value[0], TypeError),
+    "iterate": (list, TypeError), "unpack": (lambda value: (lambda x, y: x)(*value), TypeError),
+    "array": (np.array, TypeError), "plus an array": (lambda value: np.ones(2) + value, TypeError),
+    "format": (lambda value: f"{value:.3f}", TypeError), "numpy": (lambda value: value.numpy(), AttributeError),
+    "shape": (lambda value: value.shape, AttributeError), "dtype": (lambda value: value.dtype, AttributeError),
+}
+
+
+@pytest.mark.parametrize("use", USES)
 def test_use_as_one_tensor_raises_and_says_what_to_do(use):
-    with pytest.raises((ValueError, TypeError), match="strategy.reduce|unsupported operand"):
-        use(own(1, 2))
+    call, error = USES[use]
+    with pytest.raises(error, match="a value with 2 components.*strategy.run.*strategy.reduce.*local_results"):
+        call(own(1, 2))
 
 
 def test_one_component_and_equal_components_are_one_tensor():
-    assert int(tf.convert_to_tensor(own(3))) == 3
-    assert int(tf.convert_to_tensor(Mirrored([tf.constant(4)] * 2))) == 4
+    for one in (own(3), Mirrored([tf.constant(3)] * 2)):
+        assert int(tf.convert_to_tensor(one)) == int(one) == len(np.arange(3) + one) == 3
+        assert [int(result) for result in (one + 1, 1 + one, tf.constant(1) + one, -one, 7 % one)] == [4, 4, 4, -3, 1]
+        assert one > 2 and not one < 3 and f"{one:.1f}" == "3.0" and np.array(one, np.float32) == np.float32(3)
+    assert len(own([1, 2, 3])) == 3 and int(own([1, 2])[1]) == 2
+
+
+def test_value_has_no_attribute_of_a_tensor():
+    for value in (own(1, 2), own(3), Mirrored([tf.constant(3)] * 2)):
+        assert not any(hasattr(value, name) for name in ("shape", "dtype", "numpy", "nowhere"))
+        with pytest.raises(AttributeError, match=f"'{type(value).__name__}' object has no attribute 'nowhere'"):
+            value.nowhere
+    first, second = copy.deepcopy(own(1, 2)).values
+    assert int(first) == 1 and int(second) == 2 and f"{own(1, 2)}" == str(own(1, 2))
 
 
 def test_select_walks_nests_and_leaves_the_rest():
