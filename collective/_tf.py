@@ -12,8 +12,8 @@ from tensorflow.python.eager import record
 from tensorflow.python.util.tf_stack import extract_stack
 
 __all__ = [
-    "ANNOTATION", "SHARED_RESULTS", "annotate", "call_once", "extract_stack", "leave_optimized", "mark_shared",
-    "outside_of_loops", "with_gradient",
+    "ANNOTATION", "SHARED_RESULTS", "annotate", "call_once", "extract_stack", "is_for_xla", "leave_optimized",
+    "mark_shared", "outside_of_loops", "with_gradient",
 ]
 
 ANNOTATION = "_lockstep_collective"
@@ -73,6 +73,18 @@ def outside_of_loops(eager: tf.Tensor) -> tf.Tensor:
     while type(graph).__name__ != "FuncGraph" and getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
     return graph.capture(eager) if hasattr(graph, "capture") else eager
+
+
+def is_for_xla(graph: Any) -> bool:
+    """Whether a graph is, or belongs to, that of a function with `jit_compile=True`."""
+    while graph is not None:
+        place = graph._get_control_flow_context()
+        while place is not None:
+            if place.IsXLAContext():
+                return True
+            place = place.outer_context
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def leave_optimized(call: tf.Operation) -> None:

@@ -16,7 +16,7 @@ from typing import Callable, Sequence
 import tensorflow as tf
 
 from . import _tf
-from .all_gather import agree
+from .all_gather import SHAPES, agree
 from .member import Exchange, Member
 from .reduce_op import ReduceOp
 
@@ -57,23 +57,30 @@ def join_group(devices: Sequence[str], group_key: int, group_size: int) -> None:
         tf.compat.v1.wrap_function(meet, [])()
 
 
-def device_all_reduce(member: Member, op: ReduceOp, tensor: tf.Tensor, what: Exchange) -> tf.Tensor:
+def device_all_reduce(member: Member, op: ReduceOp, tensor: tf.Tensor, what: Exchange, label: str) -> tf.Tensor:
     """Reduces `tensor` over the group's devices with CollectiveReduceV2, the hint being `what.algorithm`.
 
     Synchronisation: every member calls, with the same shape and dtype.
+
+    Args:
+        member: This replica's seat.
+        op: How to reduce.
+        tensor: The tensor.
+        what: Says what this exchange is.
+        label: What an error text calls the tensor.
 
     Raises:
         tf.errors.InvalidArgumentError: The shape is not static, and differs between the members.
     """
     if tensor.dtype == tf.bool:
-        wide = device_all_reduce(member, op, tf.cast(tensor, tf.int32), what)
+        wide = device_all_reduce(member, op, tf.cast(tensor, tf.int32), what, label)
         return tf.cast(wide, tf.bool)
     operand = tf.cast(tensor, op.result_dtype(tensor.dtype))
     static = str(operand.shape) if operand.shape.is_fully_defined() else ""
     first_key = member.instance_key(what, static, KEYS_PER_SITE)
     if static:
         return _reduce(member, op, operand, tf.constant(first_key), what)
-    shape = agree(member, tf.shape(operand), f"`all_reduce`: the shape of {tensor.name}", ONE_SHAPE)
+    shape = agree(member, tf.shape(operand), label, ONE_SHAPE, SHAPES)
     return padded(operand, shape, lambda vector, which: _reduce(member, op, vector, first_key + which, what))
 
 

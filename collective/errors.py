@@ -5,6 +5,10 @@ correct caller can meet at run time is a `CollectiveError`: the step failed, the
 that moment, and the next launch starts with clean queues.
 """
 
+from __future__ import annotations
+
+import tensorflow as tf
+
 
 class CollectiveError(RuntimeError):
     """A collective could not be completed.
@@ -12,6 +16,8 @@ class CollectiveError(RuntimeError):
     >>> issubclass(lockstep.CollectiveError, RuntimeError)
     True
     """
+
+    ag_pass_through = True  # Autograph would raise it again as a StagingError, which nobody catches.
 
 
 class PeerError(CollectiveError):
@@ -30,3 +36,10 @@ class CollectiveMismatchError(CollectiveError):
     >>> issubclass(lockstep.CollectiveMismatchError, lockstep.CollectiveError)
     True
     """
+
+
+def unfit(text: str) -> tf.errors.InvalidArgumentError:
+    """The error of replicas whose values do not fit together, of the class that a graph raises when it runs."""
+    error = tf.errors.InvalidArgumentError(None, None, text)
+    error.ag_pass_through = True  # As above: autograph would put the library's own lines around it.
+    return error

@@ -33,7 +33,7 @@ class Exchange:
 
     Attributes:
         kind: "all-reduce", "all-gather", "broadcast" or "agree".
-        op: The reduce op's name, "" where there is none.
+        op: The reduce op's name, the axis of an all-gather ("axis 0"), "" where there is neither.
         dtype: The dtype of the tensors.
         algorithm: The name of the algorithm.
         num_bytes: Bytes that each replica hands over, None where not known when the step is traced.

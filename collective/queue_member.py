@@ -57,6 +57,7 @@ class QueueMember(MeetingMember):
         return key
 
     def instance_key(self, what: Exchange, shapes: str, num_keys: int) -> int:
+        _refuse_xla(what)
         if self._workers is None:
             return next(_instance_keys) * num_keys % (1 << 31)
         place = place_of(tf.compat.v1.get_default_graph())
@@ -94,6 +95,7 @@ class QueueMember(MeetingMember):
 
     def meet(self, tensors: Sequence[tf.Tensor], serve: Serve, what: Exchange,
              result_dtypes: Sequence[tf.DType] | None = None) -> list[tf.Tensor]:
+        _refuse_xla(what)
         place = place_of(tf.compat.v1.get_default_graph())
         dtypes = [tensor.dtype for tensor in tensors]
         meeting = self._queues.meeting
@@ -157,6 +159,13 @@ def on_host(name: str, function: Callable[..., list[tf.Tensor]], tensors: Sequen
     _tf.leave_optimized(results[0].op)
     _tf.annotate(results[0].op, what.to_json() if what is not None else "")
     return results
+
+
+def _refuse_xla(what: Exchange) -> None:
+    if _tf.is_for_xla(tf.compat.v1.get_default_graph()):
+        raise ValueError(f"`jit_compile=True` under a strategy with several replicas: {what} stands in a tf.function "
+                         "that XLA compiles, and XLA cannot compile the exchange between the replicas. Leave "
+                         "`jit_compile` out there, or give it to functions that exchange nothing.")
 
 
 def mismatch(tags: Sequence[tf.Tensor], expected: str) -> tf.Tensor:

@@ -20,6 +20,7 @@ import tensorflow as tf
 from .all_gather import difference
 from .buckets import flattened, taken_apart
 from .device_collectives import DTYPES, MERGE, ONE_SHAPE, padded, padded_size
+from .errors import unfit
 from .member import Exchange, Parts, combine_columns
 from .reduce_op import ReduceOp, mean_of_total
 from .sites import Sites
@@ -36,7 +37,15 @@ FailWith = Callable[[tf.Tensor], tf.Operation]
 
 
 def assert_none(problem: tf.Tensor) -> tf.Operation:
-    """An op that fails if `problem`, a string scalar, is not empty."""
+    """An op that fails if `problem`, a string scalar, is not empty; fails at once in eager code.
+
+    Raises:
+        tf.errors.InvalidArgumentError: In eager code: the problem, as it is.
+    """
+    if tf.executing_eagerly():
+        if problem != "":
+            raise unfit(problem.numpy().decode())
+        return None
     return tf.debugging.Assert(tf.equal(problem, ""), [problem])
 
 
@@ -129,7 +138,7 @@ class WorkerGroup:
         first = self.sites.key(what, place, "", is_block=True)
         told = Exchange("agree", "", "int32", "ring", None, tuple(f"the shape of {name}" for name in what.tensors))
         shapes = [shape for shape, in self.gather([[shape]], told, place, [1] * self.size)]
-        problem = difference(shapes, f"{self.sites.text(first)}: the shape", ONE_SHAPE, "workers")
+        problem = difference(shapes, self.sites.text(first), ONE_SHAPE, "workers' shapes")
         with tf.control_dependencies([fail_with(problem)]):
             shape = tf.identity(shape)
         return padded(operand, shape, lambda vector, which: self._collective_reduce(op, vector, first + which))

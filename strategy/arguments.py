@@ -121,13 +121,35 @@ class Arguments:
         return self._closure.bound(self._lifted_inputs)
 
 
-def check_num_components(structure: Any, num_replicas: int) -> None:
+def check_call(where: str, name: str, function: Any, args: Any, kwargs: Any) -> None:
+    """Raises for a function, `args` or `kwargs` with which nothing can be called.
+
+    Args:
+        where: The caller, for error texts.
+        name: What the caller calls the function.
+        function: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments, or None.
+
+    Raises:
+        TypeError: `function` is none.
+        ValueError: `args` is no list or tuple, or `kwargs` no dictionary.
+    """
+    if not callable(function):
+        raise TypeError(f"`{where}`: `{name}` is {function!r}. Expected a function: pass the function itself, not "
+                        "what it returns.")
+    if not isinstance(args, (list, tuple)):
+        raise ValueError(f"`{where}`: `args` is {args!r}. Expected a list or tuple: `args=(value,)`.")
+    if not isinstance(kwargs, (dict, type(None))):
+        raise ValueError(f"`{where}`: `kwargs` is {kwargs!r}. Expected a dictionary: `kwargs={{\"x\": value}}`.")
+
+
+def check_num_components(structure: Any, num_replicas: int, what: str = "`strategy.run`: an argument") -> None:
     """Raises ValueError for a per-replica value that has not one component for each local replica."""
     for value in flat_leaves(structure):
         if is_distributed(value) and len(components(value)) != num_replicas:
-            raise ValueError(f"`strategy.run`: an argument has {len(components(value))} components for {num_replicas} "
-                             "replicas. A per-replica value has one for each local replica; was it made by another "
-                             "strategy?")
+            raise ValueError(f"{what} has {len(components(value))} components for {num_replicas} replicas. A "
+                             "per-replica value has one for each local replica; was it made by another strategy?")
 
 
 def _per_replica_leaf(value: Any, parts: Sequence[Any]) -> Leaf:

@@ -21,7 +21,7 @@ from ..collective.sites import recorded
 from . import replica_scope
 from ._tf import PolymorphicFunction, a_tape_may_record, convert_with_autograph
 from .arguments import Arguments, DifferentObjectsError, check_num_components
-from .body import trace_body
+from .body import Outputs, trace_body
 from .equal_copies import after_failure
 from .function_key import Closure, Keys, named_keys
 from .launch import Launch
@@ -32,7 +32,7 @@ from .one_by_one_gradient import run_one_by_one_taped
 from .plan import Plan, plan_of
 from .plan_agreement import agree_on_plan
 from .replica_context import ReplicaContext
-from .values import select
+from .values import regroup, select
 
 # Launches kept per strategy. A program has a few; a limit keeps a leak of new functions from growing for ever.
 MAX_LAUNCHES = 128
@@ -113,7 +113,7 @@ class Engine:
             arguments = Arguments(args, kwargs, Closure(python_function), self._num_local, arrays_are_tensors=True)
         except DifferentObjectsError:
             self._say_once_per_replica(python_function)
-            return tf.function(lambda: self._run_one_by_one(python_function, args, kwargs), autograph=with_autograph)()
+            return self._launch_once_per_replica(python_function, args, kwargs, with_autograph)
         with self._tracing:
             key, kept = self._key(python_function, arguments, with_autograph)
             launch = self._find(key, arguments.signature)
@@ -121,6 +121,20 @@ class Engine:
                 launch = self._trace(key, kept, python_function, arguments, with_autograph)
         with naming_the_replica(self._strategy):
             return self._call(launch, arguments)
+
+    def _launch_once_per_replica(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
+                                 with_autograph: bool) -> Any:
+        results: list[Outputs] = []
+
+        def traced() -> list[tf.Tensor]:
+            result = self._run_one_by_one(function, args, kwargs)
+            structure, tensors = Outputs.of([select(index, result) for index in range(self._num_local)])
+            results.append(structure)
+            return tensors
+
+        # The tf.function returns tensors only: it would read a variable that the step returns, or fail to.
+        tensors = tf.function(traced, autograph=with_autograph)()
+        return regroup(tf.nest.pack_sequence_as(results[-1].template, results[-1].pack(tensors)))
 
     def _find(self, key: Any, signature: Sequence[tf.TypeSpec]) -> AnyLaunch | None:
         if key not in self._cache:

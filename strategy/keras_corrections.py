@@ -68,7 +68,7 @@ _LOSS = "keras.src.losses.loss"
 _BASE_TRAINER = "keras.src.trainers.trainer"
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _BATCH_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
-_JIT = "XLA fails in the middle of the first step"
+_JIT = "it fails while the first step is traced"
 _MAKERS = {"train": "901acf9e6900", "test": "7137ef049d0b", "predict": "af82571fdd83"}
 
 # The fingerprints are those of Keras 3.15.

@@ -6,11 +6,11 @@ Every function gets the original and its arguments, see corrections.py.
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import tensorflow as tf
 
-from ..collective import ReduceOp, all_reduce
+from ..collective import CollectiveMismatchError, ReduceOp, all_reduce
 from ..collective.all_gather import all_components
 from . import corrections, replica_scope
 from .aggregation import averaging_weight
@@ -119,16 +119,17 @@ def all_reduce_sum_gradients(original: Callable[..., Any], self: Any, grads_and_
         raise ValueError(f"Keras optimizer {self.name!r}: it was not made under the scope of the strategy that runs "
                          "the step, so its variables have no copy on the replicas. Make it under `strategy.scope()`.")
     pairs = list(grads_and_vars)
-    is_whole = _are_whole([grad for grad, _ in pairs])
+    is_whole = _are_whole(self, pairs)
     rest = [pair for pair, whole in zip(pairs, is_whole) if not whole]
     reduced = iter(original(self, rest) if rest else [])
     return [pair if whole else (next(reduced)[0], pair[1]) for pair, whole in zip(pairs, is_whole)]
 
 
-def _are_whole(grads: list[Any]) -> list[bool]:
+def _are_whole(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[bool]:
     """Which gradients are those of all replicas already: reduced, or given from outside of the step."""
     scope = replica_scope.current()
     assert scope is not None
+    grads = [grad for grad, _ in pairs]
     is_reduced = [getattr(grad, "_lockstep_is_reduced", False) for grad in grads]
     if "given gradients" in corrections.disabled or all(is_reduced):
         return is_reduced
@@ -137,10 +138,31 @@ def _are_whole(grads: list[Any]) -> list[bool]:
     else:
         # One after another, replicas share Python objects: what is one object on all was made outside.
         own = tf.constant([id(grad) for grad in grads], tf.int64)
-        everybody = [ids.numpy().tolist() for ids, in all_components(scope.member, [own])] \
-            if tf.executing_eagerly() else [[-1] * len(grads), [-2] * len(grads)]
-        is_given = [len(set(ids)) == 1 for ids in zip(*everybody)]
+        names = tf.constant([getattr(variable, "name", "") for _, variable in pairs], tf.string)
+        everybody = [list(map(tf.get_static_value, parts)) for parts in all_components(scope.member, [own, names])]
+        _check_same_variables(optimizer, [names for _, names in everybody])
+        is_given = [tf.executing_eagerly() and len(set(ids)) == 1 for ids in zip(*(ids for ids, _ in everybody))]
     return [reduced or given for reduced, given in zip(is_reduced, is_given)]
+
+
+def _check_same_variables(optimizer: Any, names: Sequence[Any]) -> None:
+    """Raises CollectiveMismatchError where the replicas have gradients of different variables.
+
+    Args:
+        optimizer: For the error text.
+        names: By replica: the names of the variables, "" where they are not known.
+    """
+    everybody = [[name.decode() for name in own] for own in names]
+    for replica, own in enumerate(everybody):
+        other, more = next(((other, theirs) for other, theirs in enumerate(everybody) if set(theirs) - set(own)
+                            or len(theirs) > len(own)), (0, own))
+        if more is not own:
+            lacking = ", ".join(repr(name) for name in more if name and name not in own)
+            what = f"no gradient of {lacking}, of which replica {other} has one" if lacking else \
+                f"gradients of {len(own)} variables, replica {other} of {len(more)}"
+            raise CollectiveMismatchError(
+                f"Keras optimizer {optimizer.name!r}: replica {replica} has {what}. Every replica must have gradients "
+                "of the same variables: let the loss of each depend on all of them, or leave a variable out on all.")
 
 
 def check_finite(original: Callable[..., Any], self: Any, grads: Any) -> Any:

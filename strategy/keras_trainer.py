@@ -60,6 +60,7 @@ def make_train_function(original: Callable[..., Any], self: Any, *args: Any, **k
 
 
 def symbolic_build(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    _refuse_in_step(self)
     if self.optimizer is not None and not self.optimizer.built:
         _check_scopes(self)
     return original(self, *args, **kwargs)
@@ -78,6 +79,13 @@ def is_tf_dataset(original: Callable[..., Any], x: Any) -> bool:
 
 
 _ONE_SCOPE = "Build the model and call `compile`, with an optimizer made there, under one `strategy.scope()`."
+
+
+def _refuse_in_step(model: Any) -> None:
+    if replica_scope.is_running():
+        raise RuntimeError(f"Keras model {model.name!r}: `fit`, `evaluate`, `predict` or one of their kind was called "
+                           "inside `strategy.run`. They run their own steps on all replicas, and a replica cannot "
+                           "start replicas. Call them outside, on a model that was made under `strategy.scope()`.")
 
 
 def _check_scopes(model: Any) -> None:
@@ -107,6 +115,7 @@ def predict_on_batch(original: Callable[..., Any], self: Any, x: Any) -> Any:
 
 
 def make_splitting_function(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    _refuse_in_step(self)
     original(self, *args, **kwargs)
     for name in ("train_function", "test_function", "predict_function"):
         function = getattr(self, name)

@@ -11,7 +11,9 @@ import tensorflow as tf
 from ..collective import CollectiveOptions, Member, ReduceOp, all_gather, all_reduce
 from ..collective._tf import with_gradient
 from ..collective.all_gather import checked_axis
+from ..collective.all_reduce import own_part
 from . import replica_scope
+from .arguments import check_call
 
 
 class ReplicaContext(tf.distribute.ReplicaContext):
@@ -53,7 +55,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
             options: Overrides the strategy's options.
 
         Returns:
-            The reduced nest, equal on every replica. Differentiable for SUM and MEAN of dense values.
+            The reduced nest, equal on every replica. Differentiable for SUM and MEAN.
 
         Raises:
             ValueError: A leaf is None, or the op is unknown.
@@ -79,6 +81,8 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
         Raises:
             ValueError: A scalar, or no such axis.
+            tf.errors.InvalidArgumentError: The shapes differ elsewhere than along `axis`.
+            CollectiveMismatchError: The replicas' axes or dtypes differ.
             NotImplementedError: A `tf.IndexedSlices` leaf.
         """
         self._require_running("all_gather")
@@ -95,11 +99,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
             return all_gather(self._member, tensor, axis)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            total, = all_reduce(self._member, ReduceOp.SUM, [upstream], self.strategy.options)
-            rows = tf.shape(tensor)[axis]
-            counts = all_gather(self._member, tf.reshape(rows, [1]), 0)
-            start = tf.reduce_sum(counts[:self._member.rank])
-            return [tf.gather(total, tf.range(start, start + rows), axis=axis)]
+            return [own_part(self._member, upstream, tensor, axis, self.strategy.options)]
 
         gathered, = with_gradient(lambda operands: [all_gather(self._member, operands[0], axis)], gradient, [tensor])
         return gathered
@@ -113,8 +113,13 @@ class ReplicaContext(tf.distribute.ReplicaContext):
         what writes variables (`assign`, `extended.update`) writes this replica's copies, the same on every replica.
 
         Synchronisation: every replica must call.
+
+        Raises:
+            TypeError: `merge_fn` is no function.
+            ValueError: `args` is no list or tuple, or `kwargs` no dictionary.
         """
         self._require_running("merge_call")
+        check_call("merge_call", "merge_fn", merge_fn, args, kwargs)
         return super().merge_call(merge_fn, tuple(args), kwargs)
 
     def _require_running(self, method: str) -> None:

@@ -22,7 +22,7 @@ def test_plan_lists_buckets_with_dtype_bytes_algorithm_and_names():
         ("all-reduce", "SUM", "float32", "local", 16, 2),
         ("all-reduce", "SUM", "int64", "local", 16, 1),
         ("all-reduce", "SUM", "float32", "local", 4, 1),
-        ("all-gather", "", "float32", "local", 4, 1),
+        ("all-gather", "axis 0", "float32", "local", 4, 1),
     ]
     assert plan.num_bytes == 40
     assert str(plan).startswith("step on 2 replicas: 4 exchanges, 40 bytes per replica")
