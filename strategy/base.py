@@ -11,6 +11,7 @@ from absl import logging
 from ..collective import CollectiveOptions, ReduceOp, WorkerGroup
 from ..collective.options import is_integer
 from . import keras_corrections, over_workers, py_functions, replica_scope
+from .arguments import check_call
 from .cross_replica import combine_all, combine_along, gather_components, gather_local_results
 from .distributed_dataset import DistributedDataset
 from .engine import Engine
@@ -96,11 +97,12 @@ class Strategy(tf.distribute.Strategy):
 
         Raises:
             RuntimeError: Called inside another `run`, or the step changes shared state in no possible order.
-            ValueError: `args` is no list or tuple, `options` is not the default, or an argument has another number of
-                components than there are replicas.
+            TypeError: `fn` is no function.
+            ValueError: `args` is no list or tuple, `kwargs` no dictionary, `options` is not the default, or an argument
+                has another number of components than there are replicas.
             CollectiveMismatchError: The replicas met in different collectives.
         """
-        self._check_run(fn, args)
+        self._check_run("strategy.run", fn, args, kwargs)
         if options is not None and options != tf.distribute.RunOptions():
             raise ValueError(f"`strategy.run`: `options` is {options}. They concern TPUs only. Leave them out.")
         self._say_whole_batches(args)
@@ -112,12 +114,12 @@ class Strategy(tf.distribute.Strategy):
         with self.scope(), over_workers.naming_the_peer(self.extended.workers):
             return self._engine.run(fn, args, kwargs or {})
 
-    def _check_run(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
+    def _check_run(self, where: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
+                   ) -> None:
         if replica_scope.is_running():
-            raise RuntimeError(f"`strategy.run`: called with {getattr(fn, '__name__', fn)!r} inside another "
+            raise RuntimeError(f"`{where}`: called with {getattr(fn, '__name__', fn)!r} inside another "
                                "`strategy.run`. A replica cannot start replicas. Call the function itself.")
-        if not isinstance(args, (list, tuple)):
-            raise ValueError(f"`strategy.run`: `args` is {args!r}. Expected a list or tuple: `args=(value,)`.")
+        check_call(where, "fn", fn, args, kwargs)
 
     def plan(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Plan:
         """Returns what `run(fn, args, kwargs)` will do, without running it, see `Plan`.
@@ -136,9 +138,10 @@ class Strategy(tf.distribute.Strategy):
 
         Raises:
             RuntimeError: Called inside `run`.
-            ValueError: `args` is no list or tuple.
+            TypeError: `fn` is no function.
+            ValueError: `args` is no list or tuple, or `kwargs` no dictionary.
         """
-        self._check_run(fn, args)
+        self._check_run("strategy.plan", fn, args, kwargs)
         with self.scope():
             return self._engine.plan(fn, args, kwargs or {})
 
@@ -162,8 +165,9 @@ class Strategy(tf.distribute.Strategy):
 
         Raises:
             RuntimeError: Called in a replica context.
-            ValueError: No such axis, unequal shapes with `axis=None`, or SUM or PROD of a single value.
-            TypeError: The op means nothing for the dtype, or `axis` is of a wrong type.
+            ValueError: No such axis, unequal shapes with `axis=None`, SUM or PROD of a single value, None, or another
+                number of components than there are replicas.
+            TypeError: The op means nothing for the dtype, the replicas' dtypes differ, or `axis` is of a wrong type.
         """
         self._require_cross_replica("reduce")
         op = ReduceOp.of(reduce_op)
@@ -175,7 +179,7 @@ class Strategy(tf.distribute.Strategy):
             if axis is None:
                 return tf.nest.map_structure(lambda leaf: self.extended.reduce_to(op, leaf, leaf), value)
             value = tf.nest.map_structure(lambda leaf: PerReplica(gather_local_results(scope.member, leaf)), value)
-            workers = None  # The replicas of all workers are there.
+            size, workers = scope.member.size, None  # The replicas of all workers are there.
         if axis is None:
             return tf.nest.pack_sequence_as(value, combine_all(op, tf.nest.flatten(value), size, "reduce", workers))
         return tf.nest.map_structure(lambda leaf: combine_along(op, leaf, axis, size, "reduce", workers), value)
@@ -195,7 +199,9 @@ class Strategy(tf.distribute.Strategy):
 
         Raises:
             RuntimeError: Called in a replica context; `all_gather` is for that.
-            ValueError: A scalar, no such axis, or shapes that differ elsewhere.
+            ValueError: A scalar, no such axis, shapes that differ elsewhere, None, or another number of components than
+                there are replicas.
+            TypeError: The replicas' dtypes differ.
             NotImplementedError: A `tf.IndexedSlices` value.
         """
         self._require_cross_replica("gather", "tf.distribute.get_replica_context().all_gather")

@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from ..collective import Member, ReduceOp, WorkerGroup, agree
-from ..collective.all_gather import all_components, checked_axis, same_bits
+from ..collective.all_gather import all_components, but_axis, checked_axis, same_bits
 from ..collective.options import is_integer
 from ..collective.reduce_op import combine, combine_slices, mean_of_total
 from . import over_workers
+from .arguments import check_num_components
 from .invariance import is_equal_on_all_replicas
 from .replica_scope import ReplicaScope
 from .values import Mirrored, PerReplica, components
@@ -45,7 +46,9 @@ def combine_all(op: ReduceOp, values: Sequence[Any], size: int, where: str, work
         workers: The workers, each of which brings the components of its own replicas; None if there is one.
 
     Raises:
-        ValueError: SUM or PROD of a single value while there are several replicas.
+        ValueError: SUM or PROD of a single value while there are several replicas, None, unequal shapes, or another
+            number of components than there are replicas.
+        TypeError: The components' dtypes differ, or the op means nothing for the dtype.
     """
     results: list[Any] = [None] * len(values)
     together: dict[tf.DType, dict[int, list[tf.Tensor]]] = {}
@@ -57,6 +60,7 @@ def combine_all(op: ReduceOp, values: Sequence[Any], size: int, where: str, work
         tensors = [_dense(part, where) for part in parts]
         dtype = tensors[0].dtype
         op.check_dtype(dtype, f"`{where}`")
+        _check_dtypes(tensors, where)
         _check_shapes(tensors, where, "with `axis=None`")
         if workers is not None and not isinstance(value, Mirrored):
             together.setdefault(dtype, {})[index] = tensors
@@ -88,6 +92,7 @@ def combine_along(op: ReduceOp, value: Any, axis: int | Sequence[int], size: int
     """Reduces a value over its components and along `axis`; MEAN divides by what all components really have."""
     parts = [_dense(part, where) for part in _parts(op, value, size, where, workers)]
     op.check_dtype(parts[0].dtype, f"`{where}`")
+    _check_dtypes(parts, where)
     axes = [checked_reduction_axis(parts[0], one, where) for one in _axes(axis, where)]
     if len(set(axes)) < len(axes):
         raise ValueError(f"`{where}`: `axis` is {axis!r}, which names an axis twice. Name each axis once.")
@@ -100,22 +105,20 @@ def combine_along(op: ReduceOp, value: Any, axis: int | Sequence[int], size: int
     return mean_of_total(total, over_workers.reduced(workers, ReduceOp.SUM, tf.add_n(counts), f"{where}: rows"))
 
 
-def gather_components(value: Any, axis: int, size: int = 1, workers: WorkerGroup | None = None) -> tf.Tensor:
+def gather_components(value: Any, axis: int, size: int, workers: WorkerGroup | None = None) -> tf.Tensor:
     """Concatenates the components along `axis`, in the order of the replicas; one value is returned as it is.
 
     Raises:
-        ValueError: A scalar, no such axis, or components that differ elsewhere than along `axis`.
+        ValueError: A scalar, None, no such axis, components that differ elsewhere than along `axis`, or another number
+            of components than there are replicas.
+        TypeError: The components' dtypes differ.
         NotImplementedError: IndexedSlices.
     """
-    parts = [_dense(part, "gather") for part in _components_of(value)]
+    parts = [_dense(part, "gather") for part in _components_of(value, size, "gather")]
     axis = checked_axis(parts[0], axis, "gather")
+    _check_dtypes(parts, "gather")
     for replica, part in enumerate(parts[1:], start=1):
-        if part.dtype != parts[0].dtype:
-            raise TypeError(f"`gather`: replica {replica} has dtype {part.dtype.name}, replica 0 has "
-                            f"{parts[0].dtype.name}. All must have one dtype.")
-        others = [None if index == axis else dim for index, dim in enumerate(part.shape)]
-        if not tf.TensorShape(others).is_compatible_with(
-                [None if index == axis else dim for index, dim in enumerate(parts[0].shape)]):
+        if not but_axis(part.shape, axis).is_compatible_with(but_axis(parts[0].shape, axis)):
             raise ValueError(f"`gather`: replica {replica} has shape {part.shape}, replica 0 has {parts[0].shape}. "
                              f"Only the sizes along axis {axis} may differ.")
     if workers is not None:
@@ -201,7 +204,7 @@ def sum_of_gradients(gradients: Sequence[Any]) -> Any:
 
 def _parts(op: ReduceOp, value: Any, size: int, where: str, workers: WorkerGroup | None = None) -> Sequence[Any]:
     is_per_replica = isinstance(value, tf.distribute.DistributedValues)
-    parts = _components_of(value)
+    parts = _components_of(value, size, where)
     if len(parts) < size and op in (ReduceOp.SUM, ReduceOp.PROD):
         if op is ReduceOp.SUM and isinstance(value, (int, float)) and value == 0:
             return parts
@@ -219,8 +222,15 @@ def _expanded(parts: Sequence[Any], size: int) -> Sequence[Any]:
     return list(parts) * size if len(parts) < size else parts
 
 
-def _components_of(value: Any) -> Sequence[Any]:
-    return components(value) if isinstance(value, tf.distribute.DistributedValues) else (value,)
+def _components_of(value: Any, size: int, where: str) -> Sequence[Any]:
+    check_num_components(value, size, f"`{where}`: the value")
+    parts = components(value) if isinstance(value, tf.distribute.DistributedValues) else (value,)
+    for replica, part in enumerate(parts):
+        if part is None:
+            whose = f"replica {replica}'s value" if len(parts) > 1 else "the value"
+            raise ValueError(f"`{where}`: {whose} is None. A step that returns nothing returns None. Return a tensor "
+                             "from it, or leave the value out.")
+    return parts
 
 
 def _dense(part: Any, where: str) -> tf.Tensor:
@@ -247,6 +257,13 @@ def checked_reduction_axis(tensor: tf.Tensor, axis: int, where: str) -> int:
         raise ValueError(f"`{where}`: `axis` is {axis} for a value of shape {tensor.shape}. "
                          + (f"Expected {-rank} to {rank - 1}." if rank else "A scalar has no axis: use `axis=None`."))
     return axis % rank
+
+
+def _check_dtypes(tensors: Sequence[tf.Tensor], where: str) -> None:
+    for replica, tensor in enumerate(tensors[1:], start=1):
+        if tensor.dtype != tensors[0].dtype:
+            raise TypeError(f"`{where}`: replica {replica} has dtype {tensor.dtype.name}, replica 0 has "
+                            f"{tensors[0].dtype.name}. All must have one dtype: use `tf.cast` in the step.")
 
 
 def _check_shapes(tensors: Sequence[tf.Tensor], where: str, when: str) -> None:

@@ -50,8 +50,8 @@ class DataParallel(keras.distribution.DataParallel):
         options: How the replicas exchange tensors; None takes the defaults.
 
     Raises:
-        ValueError: Both `device_mesh` and `devices` are given, or `device_mesh` is no mesh, or on several workers the
-            mesh is not that of all their replicas' devices.
+        ValueError: Both `device_mesh` and `devices` are given, or `device_mesh` is no mesh, or a device does not exist
+            or is named twice, or on several workers the mesh is not that of all their replicas' devices.
         RuntimeError: On several workers: TensorFlow has run ops in this process before.
         PeerError: A worker is missing at the time limit.
     """
@@ -67,6 +67,8 @@ class DataParallel(keras.distribution.DataParallel):
         runtime = joined(options)
         if device_mesh is None:
             device_mesh = _mesh_of(devices, runtime, auto_shard_dataset)
+        if runtime is None:
+            full_names(device_mesh.devices.ravel().tolist())  # Raises where a device does not exist.
         axes = device_mesh.axis_names
         if device_mesh.devices.ndim != 1:
             warnings.warn(
@@ -88,9 +90,6 @@ class DataParallel(keras.distribution.DataParallel):
         >>> data_parallel = lockstep.DataParallel(devices=["cpu:0", "cpu:1"])
         >>> float(data_parallel.strategy.reduce("SUM", data_parallel.strategy.run(lambda: tf.constant(1.0))))
         2.0
-
-        Raises:
-            ValueError: A device of the mesh does not exist, or is named twice.
         """
         if self._strategy is None:
             self._strategy = MirroredStrategy(full_names(self.device_mesh.devices.ravel().tolist()), self._options)
@@ -106,7 +105,6 @@ class DataParallel(keras.distribution.DataParallel):
         True
 
         Raises:
-            ValueError: A device of the mesh does not exist.
             RuntimeError: Entered inside the scope of a strategy that is not its own.
         """
         with super().scope():

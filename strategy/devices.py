@@ -9,38 +9,58 @@ import tensorflow as tf
 from ..collective.queue_member import runs_on_host
 
 
-def replica_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
+def replica_devices(devices: Sequence[str] | None, where: str = "MirroredStrategy") -> tuple[str, ...]:
     """Returns the full names of the devices, one replica each.
 
     Args:
         devices: Names such as "GPU:0" or "/device:CPU:1"; None takes all GPUs, else all logical CPUs.
+        where: The caller, for error texts.
 
     Raises:
         TypeError: `devices` is a single string or not a sequence of strings.
         ValueError: The list is empty, names a device that does not exist, or one device twice.
     """
-    existing = [device.name for kind in ("GPU", "CPU") for device in tf.config.list_logical_devices(kind)]
+    existing = _existing()
     if devices is None:
         gpus = [name for name in existing if _kind_and_index(name)[0] == "GPU"]
         devices = gpus or existing
     if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
-        raise TypeError(f"MirroredStrategy: `devices` is {devices!r}. Expected a list of device names, such as "
+        raise TypeError(f"{where}: `devices` is {devices!r}. Expected a list of device names, such as "
                         '["GPU:0", "GPU:1"].')
-    there = ", ".join("{}:{}".format(*_kind_and_index(name)) for name in existing)
+    there = _shown(existing)
     if not devices:
-        raise ValueError(f"MirroredStrategy: `devices` is empty. Name at least one device, or leave `devices` out to "
+        raise ValueError(f"{where}: `devices` is empty. Name at least one device, or leave `devices` out to "
                          f"take all. Devices here: {there}.")
     names = []
     for device in devices:
-        name = next((name for name in existing if _means(device, name)), None)
-        if name is None:
-            raise ValueError(f"MirroredStrategy: no device {device!r}. Devices here: {there}. Virtual CPU devices are "
-                             "made with `tf.config.set_logical_device_configuration` before TensorFlow starts.")
+        name = existing_device(device, where)
         if name in names:
-            raise ValueError(f"MirroredStrategy: device {device!r} is listed twice in {list(devices)!r}. Each replica "
+            raise ValueError(f"{where}: device {device!r} is listed twice in {list(devices)!r}. Each replica "
                              f"needs a device of its own. Devices here: {there}.")
         names.append(name)
     return tuple(_full_name(name) for name in names)
+
+
+def existing_device(device: str, where: str) -> str:
+    """TensorFlow's name of the device that `device` means.
+
+    Raises:
+        ValueError: There is none.
+    """
+    existing = _existing()
+    name = next((name for name in existing if _means(device, name)), None)
+    if name is None:
+        raise ValueError(f"{where}: no device {device!r}. Devices here: {_shown(existing)}. Virtual CPU devices are "
+                         "made with `tf.config.set_logical_device_configuration` before TensorFlow starts.")
+    return name
+
+
+def _existing() -> list[str]:
+    return [device.name for kind in ("GPU", "CPU") for device in tf.config.list_logical_devices(kind)]
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join("{}:{}".format(*_kind_and_index(name)) for name in names)
 
 
 def _full_name(existing: str) -> str:

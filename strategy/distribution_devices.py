@@ -80,10 +80,7 @@ def full_names(devices: Sequence[str]) -> tuple[str, ...]:
     runtime = worker_runtime.current()
     if runtime is not None:
         return _names_over_workers(devices, runtime)
-    try:
-        return replica_devices(list(devices))
-    except (TypeError, ValueError) as error:
-        raise type(error)(str(error).replace("MirroredStrategy: ", "DeviceMesh: ", 1)) from None
+    return replica_devices(list(devices), "DeviceMesh")
 
 
 def replica_names(runtime: WorkerRuntime) -> tuple[str, ...]:

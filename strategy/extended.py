@@ -25,6 +25,7 @@ from ..collective import all_reduce as all_reduce_values
 from ..collective.turns import Turns
 from . import over_workers, replica_scope
 from ._tf import convert_with_autograph
+from .arguments import check_call, check_num_components
 from .cross_replica import (
     combine_all,
     combine_components,
@@ -33,7 +34,7 @@ from .cross_replica import (
     gather_local_results,
     sum_of_gradients,
 )
-from .devices import ReplicaPins
+from .devices import ReplicaPins, existing_device
 from .distributed_dataset import DistributedDataset
 from .mirrored_variable import MirroredVariable
 from .random_streams import RandomStreams
@@ -208,6 +209,8 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
 
         Raises:
             RuntimeError: Called in a replica context, where `all_reduce` is meant.
+            ValueError: There is no such device, or as `Strategy.reduce`.
+            TypeError: `destinations` is something else, or as `Strategy.reduce`.
         """
         self._container_strategy()._require_cross_replica("extended.reduce_to")
         op = ReduceOp.of(reduce_op)
@@ -219,9 +222,17 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
 
     def batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Sequence[tuple[Any, Any]],
                         options: Any = None) -> list[Any]:
-        """`reduce_to` for several (value, destinations) pairs, in one bucket plan where a step is traced."""
+        """`reduce_to` for several (value, destinations) pairs, in one bucket plan where a step is traced.
+
+        Raises:
+            ValueError: `value_destination_pairs` is something else than a list of pairs.
+        """
         self._container_strategy()._require_cross_replica("extended.batch_reduce_to")
         op = ReduceOp.of(reduce_op)
+        if not isinstance(value_destination_pairs, (list, tuple)) \
+                or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in value_destination_pairs):
+            raise ValueError(f"`extended.batch_reduce_to`: `value_destination_pairs` is {value_destination_pairs!r}. "
+                             "Expected a list of (value, destinations) pairs.")
         values = [value for value, _ in value_destination_pairs]
         scope = replica_scope.current()
         if scope is not None:
@@ -247,7 +258,7 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
 
     def _devices_of(self, destinations: Any) -> tuple[str, ...]:
         if isinstance(destinations, str):
-            return (destinations,)
+            return (existing_device(destinations, "`destinations`"),)
         if isinstance(destinations, tf.distribute.DistributedValues):
             return self._devices
         if not isinstance(destinations, (tf.Tensor, tf.IndexedSlices, tf.Variable)):
@@ -266,6 +277,11 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         return over_workers.total_gradient(self.workers, sum_of_gradients(gradients), "`strategy.run`: gradient")
 
     # Running code for each copy or each replica.
+
+    def update(self, var: ReplicatedVariable, fn: Callable[..., Any], args: Any = (), kwargs: Any = None,
+               group: bool = True) -> Any:
+        check_call("extended.update", "fn", fn, args, kwargs)
+        return super().update(var, fn, args, kwargs, group)
 
     def _update(self, var: ReplicatedVariable, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         self._check_owned(var)
@@ -318,6 +334,7 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
             return gather_local_results(scope.member, val)
         if isinstance(val, ReplicatedVariable):
             return val.values
+        check_num_components(val, len(self._devices), "`experimental_local_results`: the value")
         if is_distributed(val):
             return components(val)
         if tf.nest.is_nested(val):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import lockstep
-from testing.replicas import mirrored, own, replica_context, values_of
+from testing.replicas import assert_works, mirrored, own, replica_context, values_of
 
 TRACED = pytest.mark.parametrize("traced", [True, False], ids=["traced", "python"])
 ON_READ, SUM = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM
@@ -20,12 +20,6 @@ def is_first():
 
 def reduced(x):
     return replica_context().all_reduce("SUM", x)
-
-
-def assert_works(strategy):
-    size = strategy.num_replicas_in_sync
-    total = strategy.run(tf.function(reduced), args=(own(*[float(index) for index in range(size)]),))
-    assert values_of(strategy, total) == [size * (size - 1) / 2] * size
 
 
 def one_more_on_the_first_replica(x):
@@ -73,7 +67,8 @@ def test_replicas_that_do_not_meet_are_told_apart(step, traced):
 def test_shapes_that_differ_are_named(traced):
     strategy = mirrored(2)
     step = tf.function(reduced) if traced else reduced
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="shape"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"^`all_reduce`: the replicas' shapes differ. By rank: "
+                                                             r"\[2\], \[1\]. Every replica must pass one shape"):
         strategy.run(step, args=(own([1.0, 2.0], [1.0]),))
     assert_works(strategy)
 
@@ -156,6 +151,37 @@ CASES = {
     "no dataset": (lambda: mirrored(2).experimental_distribute_dataset([1, 2]), TypeError, "tf.data.Dataset"),
     "list as destination": (lambda: mirrored(2).extended.reduce_to("SUM", own(1.0, 2.0), ["CPU:0"]), TypeError,
                             "`destinations`"),
+    "dtypes that differ": (lambda: mirrored(2).reduce("SUM", own(1.0, 2), axis=None), TypeError,
+                           "`reduce`: replica 1 has dtype int32, replica 0 has float32"),
+    "dtypes that differ, along an axis": (lambda: mirrored(2).reduce("SUM", own([1.0], [2]), axis=0), TypeError,
+                                          "replica 1 has dtype int32, replica 0 has float32"),
+    "gather of dtypes that differ": (lambda: mirrored(2).gather(own([1.0], [2]), axis=0), TypeError,
+                                     "`gather`: replica 1 has dtype int32, replica 0 has float32"),
+    "sum of nothing": (lambda: mirrored(2).reduce("SUM", None, axis=None), ValueError,
+                       "`reduce`: the value is None. A step that returns nothing returns None"),
+    "mean of nothing from all": (lambda: mirrored(2).reduce("MEAN", lockstep.PerReplica([None, None]), axis=None),
+                                 ValueError, "`reduce`: replica 0's value is None"),
+    "gather of nothing": (lambda: mirrored(2).gather(None, axis=0), ValueError, "`gather`: the value is None"),
+    "too few components to reduce": (lambda: mirrored(4).reduce("SUM", own(1.0, 2.0), axis=None), ValueError,
+                                     "`reduce`: the value has 2 components for 4 replicas"),
+    "too few components to gather": (lambda: mirrored(4).gather(own([1.0], [2.0]), axis=0), ValueError,
+                                     "`gather`: the value has 2 components for 4 replicas"),
+    "too few components to take apart": (lambda: mirrored(4).experimental_local_results(own(1.0, 2.0)), ValueError,
+                                         "`experimental_local_results`: the value has 2 components for 4 replicas"),
+    "destination that does not exist": (lambda: mirrored(2).extended.reduce_to("SUM", own(1.0, 2.0), "CPU:77"),
+                                        ValueError, "`destinations`: no device 'CPU:77'. Devices here: CPU:0, CPU:1"),
+    "mesh of a device that does not exist": (lambda: lockstep.DataParallel(devices=["cpu:0", "cpu:99"]), ValueError,
+                                             "no device 'cpu:99'. Devices here: CPU:0, CPU:1"),
+    "run of no function": (lambda: mirrored(2).run(3), TypeError, "`strategy.run`: `fn` is 3. Expected a function"),
+    "plan of no function": (lambda: mirrored(2).plan(3), TypeError, "`strategy.plan`: `fn` is 3. Expected a function"),
+    "kwargs that are no dictionary": (lambda: mirrored(2).run(reduced, kwargs=[1]), ValueError,
+                                      r"`strategy.run`: `kwargs` is \[1\]. Expected a dictionary"),
+    "update by no function": (lambda: mirrored(2).extended.update(None, 3), TypeError,
+                              "`extended.update`: `fn` is 3. Expected a function"),
+    "update with args that are no list": (lambda: mirrored(2).extended.update(None, reduced, args=1.0), ValueError,
+                                          "`extended.update`: `args` is 1.0. Expected a list or tuple"),
+    "batch of no pairs": (lambda: mirrored(2).extended.batch_reduce_to("SUM", [own(1.0, 2.0)]), ValueError,
+                          "(?s)`value_destination_pairs` is .*Expected a list of .value, destinations. pairs"),
     "options of another kind": (lambda: lockstep.MirroredStrategy(["CPU:0"], options={}), TypeError,
                                 "CollectiveOptions"),
 }

@@ -236,12 +236,11 @@ def test_arguments_that_make_no_mesh_raise(arguments, match):
 @pytest.mark.parametrize("devices, match", [
     (["cpu:0", "cpu:8"], "no device 'cpu:8'. Devices here: CPU:0"), (["cpu:0", "/CPU:0"], "is listed twice"),
 ])
-def test_devices_that_do_not_exist_raise_before_a_model_is_made(devices, match):
-    data_parallel = lockstep.DataParallel(devices=devices)
-    with pytest.raises(ValueError, match=match), data_parallel.scope():
-        pass
+def test_devices_that_do_not_exist_are_refused_at_once(devices, match):
     with pytest.raises(ValueError, match=match):
-        set_distribution(data_parallel)
+        lockstep.DataParallel(devices=devices)
+    with pytest.raises(ValueError, match=match):
+        lockstep.DataParallel(lockstep.DeviceMesh((2,), ["batch"], devices))
 
 
 def test_options_reach_the_strategy():
