@@ -32,7 +32,7 @@ from .one_by_one_gradient import run_one_by_one_taped
 from .plan import Plan, plan_of
 from .plan_agreement import agree_on_plan
 from .replica_context import ReplicaContext
-from .values import regroup, select
+from .values import PerReplica, components, is_distributed, map_structure, regroup, select
 
 # Launches kept per strategy. A program has a few; a limit keeps a leak of new functions from growing for ever.
 MAX_LAUNCHES = 128
@@ -127,7 +127,7 @@ class Engine:
         results: list[Outputs] = []
 
         def traced() -> list[tf.Tensor]:
-            result = self._run_one_by_one(function, args, kwargs)
+            result = map_structure(_own_numbers_as_tensors, self._run_one_by_one(function, args, kwargs))
             structure, tensors = Outputs.of([select(index, result) for index in range(self._num_local)])
             results.append(structure)
             return tensors
@@ -200,6 +200,13 @@ class Engine:
         logging.log_first_n(logging.WARNING, "strategy.run(%s): the replicas got different Python objects as "
                             "arguments, so the step is traced once for each replica, which is slower. Pass tensors "
                             "where the replicas differ.", 1, _name(function))
+
+
+def _own_numbers_as_tensors(leaf: Any) -> Any:
+    """Numbers that differ between the replicas as a tf.function returns them."""
+    if not is_distributed(leaf) or not all(isinstance(part, (bool, int, float, complex)) for part in components(leaf)):
+        return leaf
+    return PerReplica([tf.convert_to_tensor(part) for part in components(leaf)])
 
 
 def _is_tf_function(function: Callable[..., Any]) -> bool:

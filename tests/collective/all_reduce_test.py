@@ -9,7 +9,7 @@ import tensorflow as tf
 import lockstep
 from lockstep.collective.all_reduce import choose_algorithm
 from lockstep.collective.member import Member
-from testing.replicas import mirrored, replica_context, values_of
+from testing.replicas import mirrored, own, replica_context, values_of
 
 SIZES = (1, 2, 3, 4, 7)
 OPS = ("SUM", "MEAN", "MIN", "MAX", "PROD")
@@ -249,6 +249,25 @@ def test_gradient_is_that_of_all_replicas_losses(op, wanted, how):
     x = lockstep.PerReplica([tf.constant([1.0, 2.0]), tf.constant([3.0, 5.0])])
     run = step.python_function if how == "plain" else step
     assert values_of(strategy, strategy.run(run, args=(x,))) == [wanted] * 2
+
+
+@pytest.mark.parametrize("how", ["traced", "plain"])
+@pytest.mark.parametrize("op, share", [("SUM", 1.0), ("MEAN", 0.5)])
+def test_gradient_of_sparse_rows_is_that_of_all_replicas_losses(op, share, how):
+    strategy = mirrored(2)
+
+    def step(x, weights):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            joined = replica_context().all_reduce(op, tf.IndexedSlices(x ** 2, tf.range(tf.shape(x)[0])))
+            loss = tf.reduce_sum(joined.values * weights)
+        return tape.gradient(loss, x)
+
+    # Replica 0 brings the first of the three joined rows; both weigh all three, together by 3, 30 and 300.
+    weights = own([[1.0], [10.0], [100.0]], [[2.0], [20.0], [200.0]])
+    args = own([[1.0]], [[2.0], [3.0]]), weights
+    gradient = strategy.run(step if how == "plain" else tf.function(step), args=args)
+    assert values_of(strategy, gradient) == [[[3 * 2 * share]], [[30 * 4 * share], [300 * 6 * share]]]
 
 
 def test_second_derivative():

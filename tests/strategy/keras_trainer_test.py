@@ -73,6 +73,24 @@ def test_a_distributed_dataset_is_taken():
             linear(strategy).evaluate(distributed, verbose=0)
 
 
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "eager"])
+def test_a_metric_that_a_model_updates_in_its_call_counts_once_outside_of_run(traced):
+    class Counted(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.mean, self.total = keras.metrics.Mean(), keras.metrics.Sum()
+
+        def call(self, x):
+            self.mean.update_state(x)
+            self.total.update_state(x)
+            return x
+
+    with mirrored(2).scope():
+        model = Counted()
+    (tf.function(model) if traced else model)(tf.ones([2, 1]))
+    assert float(model.mean.result()) == 1.0 and float(model.total.result()) == 2.0
+
+
 def test_jit_compilation_is_refused_before_training():
     def model():
         with mirrored(2).scope():

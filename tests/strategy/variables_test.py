@@ -278,6 +278,37 @@ def test_scatter_nd_writes_all_copies(traced):
     assert values_of(strategy, v) == [[11.0, 7.0, 0.0]] * 2
 
 
+@pytest.mark.parametrize("aggregation", [Agg.SUM, Agg.NONE])
+@pytest.mark.parametrize("given", [tf.constant, float], ids=["tensors", "numbers"])
+@TRACED
+def test_a_step_that_returns_an_on_read_variable_returns_the_variable(traced, given, aggregation):
+    strategy, v = make(Sync.ON_READ, aggregation, 0.0)
+
+    def step(x):
+        return {"v": v.assign(x), "twice": 2 * x, "text": "same", "nothing": None}
+
+    result = run(strategy, traced, step, lockstep.PerReplica([given(1.0), given(2.0)]))
+    assert result["v"] is v and values_of(strategy, v) == [1.0, 2.0]
+    assert values_of(strategy, result["twice"]) == [2.0, 4.0]
+    assert result["text"] == "same" and result["nothing"] is None
+    assert not traced or all(tf.is_tensor(part) for part in result["twice"].values)
+
+
+def test_the_handle_of_an_on_read_variable_is_each_replicas_own():
+    unused_strategy, v = make(Sync.ON_READ, Agg.SUM, 1.0)
+    with pytest.raises(ValueError, match="'v:0': its handle was asked for outside of .*`read_value\\(\\)`"):
+        v.handle
+    assert make(Sync.ON_READ, Agg.SUM, 1.0, num_replicas=1)[1].handle.dtype == tf.resource
+
+
+def test_copies_that_belong_to_the_replicas_are_not_written_from_outside():
+    strategy, v = make(Sync.ON_READ, Agg.NONE, 5.0)
+    for value in (8, 8.0, own(1.0, 2.0)):
+        with pytest.raises(ValueError, match="'v:0': `assign` outside of `strategy.run` .* aggregation NONE.*inside"):
+            v.assign(value)
+    assert values_of(strategy, v) == [5.0, 5.0]
+
+
 def test_an_eager_step_of_another_strategy_may_not_write_a_variable():
     strategy = mirrored(2)
     with strategy.scope():
