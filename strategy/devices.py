@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import tensorflow as tf
 
@@ -53,6 +53,27 @@ def existing_device(device: str, where: str) -> str:
         raise ValueError(f"{where}: no device {device!r}. Devices here: {_shown(existing)}. Virtual CPU devices are "
                          "made with `tf.config.set_logical_device_configuration` before TensorFlow starts.")
     return name
+
+
+def devices_of(destinations: Any, replicas: Sequence[str]) -> Sequence[str]:
+    """The devices that are meant where a result is put.
+
+    Args:
+        destinations: A device name, or a value or variable whose devices are meant.
+        replicas: The devices of the replicas, where per-replica values and variables are.
+
+    Raises:
+        TypeError: `destinations` is something else.
+        ValueError: There is no such device.
+    """
+    if isinstance(destinations, str):
+        return (existing_device(destinations, "`destinations`"),)
+    if isinstance(destinations, tf.distribute.DistributedValues):
+        return replicas
+    if not isinstance(destinations, (tf.Tensor, tf.IndexedSlices, tf.Variable)):
+        raise TypeError(f"`destinations` is {destinations!r}. Expected a device name, or a value or variable whose "
+                        "devices are meant.")
+    return (destinations.device or "CPU:0",)
 
 
 def _existing() -> list[str]:

@@ -34,7 +34,7 @@ from .cross_replica import (
     gather_local_results,
     sum_of_gradients,
 )
-from .devices import ReplicaPins, existing_device
+from .devices import ReplicaPins, devices_of
 from .distributed_dataset import DistributedDataset
 from .mirrored_variable import MirroredVariable
 from .random_streams import RandomStreams
@@ -249,22 +249,12 @@ class ReplicatedExtended(tf.distribute.StrategyExtended):
         scope = replica_scope.current()
         if scope is not None or not isinstance(tensor, (tf.Tensor, tf.IndexedSlices)):
             return tensor
-        devices = self._devices_of(destinations)
+        devices = devices_of(destinations, self._devices)
         copies = []
         for device in devices:
             with tf.device(device):
                 copies.append(tensor if isinstance(tensor, tf.IndexedSlices) else tf.identity(tensor))
         return copies[0] if len(copies) == 1 else Mirrored(copies)
-
-    def _devices_of(self, destinations: Any) -> tuple[str, ...]:
-        if isinstance(destinations, str):
-            return (existing_device(destinations, "`destinations`"),)
-        if isinstance(destinations, tf.distribute.DistributedValues):
-            return self._devices
-        if not isinstance(destinations, (tf.Tensor, tf.IndexedSlices, tf.Variable)):
-            raise TypeError(f"`destinations` is {destinations!r}. Expected a device name, or a value or variable whose "
-                            "devices are meant.")
-        return (destinations.device or "CPU:0",)
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         scope = replica_scope.current()
