@@ -69,6 +69,21 @@ class Strategy(tf.distribute.Strategy):
         """Where the random ops of traced steps stand; a `tf.train.Checkpoint` holds it to go on exactly."""
         return self.extended.random_streams
 
+    def scope(self) -> Any:
+        """A context manager under which variables get a copy on every replica.
+
+        It may be entered again under itself, not under the scope of another strategy.
+
+        Raises:
+            RuntimeError: It would be.
+        """
+        if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self:
+            raise RuntimeError(
+                "Mixing different tf.distribute.Strategy objects: the scope of a "
+                f"{_described(self)} under that of a {_described(tf.distribute.get_strategy())}. Leave the outer one "
+                "first: a model is made, compiled and trained under one strategy.")
+        return super().scope()
+
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None,
             options: tf.distribute.RunOptions | None = None) -> Any:
         """Runs `fn` on every replica, each with its components of the per-replica values among the arguments.
@@ -317,3 +332,7 @@ class Strategy(tf.distribute.Strategy):
                 logging.INFO, "strategy.run: each of the %d replicas gets the whole batch (shape %s): the numbers are "
                 "those of one device on that batch. To split global batches among the replicas, iterate over "
                 "strategy.experimental_distribute_dataset(dataset).", 1, len(self.extended.worker_devices), batch.shape)
+
+
+def _described(strategy: tf.distribute.Strategy) -> str:
+    return f"{type(strategy).__name__} of {strategy.num_replicas_in_sync} replicas"

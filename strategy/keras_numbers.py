@@ -113,16 +113,26 @@ def clip_gradients(original: Callable[..., Any], self: Any, grads: Any) -> Any:
 
 
 def all_reduce_sum_gradients(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
-    scope = replica_scope.current()
-    assert scope is not None
-    if self._distribution_strategy is not scope.strategy:
-        raise ValueError(f"Keras optimizer {self.name!r}: it was not made under the scope of the strategy that runs "
-                         "the step, so its variables have no copy on the replicas. Make it under `strategy.scope()`.")
+    _check_scope(self)
     pairs = list(grads_and_vars)
     is_whole = _are_whole(self, pairs)
     rest = [pair for pair, whole in zip(pairs, is_whole) if not whole]
     reduced = iter(original(self, rest) if rest else [])
     return [pair if whole else (next(reduced)[0], pair[1]) for pair, whole in zip(pairs, is_whole)]
+
+
+def add_variable_from_reference(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    _check_scope(self)
+    return original(self, *args, **kwargs)
+
+
+def _check_scope(optimizer: Any) -> None:
+    scope = replica_scope.current()
+    assert scope is not None
+    if optimizer._distribution_strategy is not scope.strategy:
+        raise ValueError(f"Keras optimizer {optimizer.name!r}: it was not made under the scope of the strategy that "
+                         "runs the step, so its variables have no copy on the replicas. Make it under "
+                         "`strategy.scope()`.")
 
 
 def _are_whole(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[bool]:

@@ -49,7 +49,8 @@ def test_scope_may_be_entered_again_by_the_same_strategy_only():
 
 @pytest.mark.parametrize("outer, inner", [(2, 4), (1, 2), (2, 1)])
 def test_run_of_another_strategy_under_a_scope_raises(outer, inner):
-    with mirrored(outer).scope(), pytest.raises(RuntimeError, match="Mixing different"):
+    told = f"Mixing .* the scope of a MirroredStrategy of {inner} .* under that of a MirroredStrategy of {outer}"
+    with mirrored(outer).scope(), pytest.raises(RuntimeError, match=told):
         mirrored(inner).run(tf.function(lambda: tf.constant(1.0)))
 
 

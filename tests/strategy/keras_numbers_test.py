@@ -191,12 +191,15 @@ def test_a_replica_without_rows_leaves_the_gradients_of_batch_normalization_fini
         assert not np.isfinite(gradients()).all()
 
 
-def test_an_optimizer_that_was_made_outside_of_the_scope_is_refused_by_name():
+@pytest.mark.parametrize("is_built", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_an_optimizer_that_was_made_outside_of_the_scope_is_refused_by_name(is_built, momentum):
     strategy = mirrored(2)
     with strategy.scope():
         v = keras.Variable(1.0)
-    optimizer = keras.optimizers.SGD(1.0, name="early")
-    optimizer.build([v])
+    optimizer = keras.optimizers.SGD(1.0, name="early", momentum=0.0 if is_built else momentum)
+    if is_built:
+        optimizer.build([v])
     with pytest.raises(ValueError, match="optimizer 'early': it was not made under the scope"):
         strategy.run(tf.function(lambda: optimizer.apply([v * 1.0], [v])))
 
