@@ -169,9 +169,10 @@ class Watch:
     def _fail(self, text: str) -> None:
         if self.failure or self._is_over:
             return
+        # Before the program can know: what it raises then is the last that it says.
+        logging.error("Lockstep: %s", text)
         self.failure = text
         self.failed.set()
-        logging.error("Lockstep: %s", text)
         self._send_all(abort=text)
         self._close(text)
 
