@@ -14,6 +14,7 @@ launch could come before it. So they are told what a bundle holds.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, MutableSet, Sequence
 
 import tensorflow as tf
@@ -56,7 +57,6 @@ def _wrapped(device: str, handles: Sequence[tf.Tensor]) -> tf.Tensor:
     return part
 
 
-@register_acd_resource_resolver
 def _handles_of_bundles(op: tf.Operation, reads: MutableSet[tf.Tensor], writes: MutableSet[tf.Tensor]) -> bool:
     """Tells automatic control dependencies which resources an op may write through bundles among its inputs.
 
@@ -83,3 +83,7 @@ def _origin(captured: Any) -> Any:
             break
         captured = outer
     return captured
+
+
+with contextlib.suppress(KeyError):  # There from an import before, under another name: it does the same.
+    register_acd_resource_resolver(_handles_of_bundles)
