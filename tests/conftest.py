@@ -1,6 +1,7 @@
 """Sets up every test session: eight logical CPUs, a quiet TensorFlow, fixed seeds."""
 
 import os
+import signal
 
 import pytest
 
@@ -20,7 +21,18 @@ class _PlainFolders:
         return pytest.Dir.from_parent(parent, path=path)
 
 
+def _hear_signals():
+    """Undoes what the start of the tests may have set.
+
+    Under nohup, or in the background of a script, signals are ignored, which every process that a test starts inherits.
+    """
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def pytest_configure(config):
+    _hear_signals()
     config.pluginmanager.register(_PlainFolders())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["KERAS_BACKEND"] = "tensorflow"

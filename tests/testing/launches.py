@@ -20,11 +20,9 @@ import lockstep
 DEADLINE_SECS = 30
 TAG = "LOCKSTEP_TEST_TAG"
 
-# The launcher without the library's `__init__.py`, which imports TensorFlow and takes seconds to do it. The tests may
-# themselves run under nohup, which it would inherit.
+# The launcher without the library's `__init__.py`, which imports TensorFlow and takes seconds to do it.
 PROGRAM = """
-import importlib.machinery, signal, sys, types
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+import importlib.machinery, sys, types
 for name in ("lockstep", "lockstep.strategy", "lockstep.training"):
     package = sys.modules[name] = types.ModuleType(name)
     package.__spec__ = importlib.machinery.ModuleSpec(name, None)
