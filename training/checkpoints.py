@@ -11,13 +11,14 @@ over, and the one before is taken.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import threading
 import uuid
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 import tensorflow as tf
 from absl import logging
@@ -67,7 +68,8 @@ class Checkpoints:
         """
         with busy("saving a checkpoint"):
             self._join()
-            tf.train.Checkpoint(**state).write(os.path.join(self._memory, _STATE))
+            with _without_remarks():
+                tf.train.Checkpoint(**state).write(os.path.join(self._memory, _STATE))
         if self._strategy.is_chief:
             self._writer = threading.Thread(target=self._write, args=(step, json.dumps(dict(facts))),
                                             name="checkpoint_writer")
@@ -198,6 +200,17 @@ class Checkpoints:
                             str(error).splitlines()[0])
             return False
         return True
+
+
+@contextlib.contextmanager
+def _without_remarks() -> Iterator[None]:
+    """TensorFlow 2.21 logs how many microseconds it took to collect the values, in the middle of a progress bar."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(min(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _write(path: str, text: str) -> None:
