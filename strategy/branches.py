@@ -85,8 +85,9 @@ def _rounds_are_equal(loop: tf.Operation, condition: FuncGraph, body: FuncGraph)
         needed = needs(todo.pop())
         if needed is None:
             return False
-        for position, placeholder in enumerate(body.inputs):
-            if position in seen or not (id(placeholder) in needed or id(condition.inputs[position]) in needed):
+        ids = set(map(id, needed))
+        for position, placeholders in enumerate(zip(condition.inputs, body.inputs)):
+            if position in seen or ids.isdisjoint(map(id, placeholders)):
                 continue
             seen.add(position)
             if not is_equal_on_all_replicas(loop.inputs[position]):

@@ -15,12 +15,13 @@ launch could come before it. So they are told what a bundle holds.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, MutableSet, Sequence
+from typing import MutableSet, Sequence
 
 import tensorflow as tf
 
 from ..collective.local import HOST
 from ._tf import FuncGraph, register_acd_resource_resolver
+from .captures import origin
 
 
 class HandleBundle:
@@ -67,22 +68,12 @@ def _handles_of_bundles(op: tf.Operation, reads: MutableSet[tf.Tensor], writes: 
     if not bundles or not isinstance(graph, FuncGraph):
         return False
     held = {id(handle) for outer, inner in graph.captures if id(inner) in bundles
-            for handle in getattr(_origin(outer), "_lockstep_handles", ())}
-    found = [inner for outer, inner in graph.captures if id(_origin(outer)) in held] if held else []
+            for handle in getattr(origin(outer), "_lockstep_handles", ())}
+    found = [inner for outer, inner in graph.captures if id(origin(outer)) in held] if held else []
     is_new = any(tensor not in writes for tensor in found)
     for tensor in found:
         writes.add(tensor)
     return is_new
-
-
-def _origin(captured: Any) -> Any:
-    """The eager tensor behind what a graph captures, through the graphs around it."""
-    while isinstance(getattr(captured, "graph", None), FuncGraph):
-        outer = next((outer for outer, inner in captured.graph.captures if inner is captured), None)
-        if outer is None:
-            break
-        captured = outer
-    return captured
 
 
 with contextlib.suppress(KeyError):  # There from an import before, under another name: it does the same.

@@ -15,9 +15,7 @@ from ..collective import Copies
 from ..collective._tf import ANNOTATION, SHARED_RESULTS
 from ..collective.copies import is_meeting_place
 from . import replica_scope
-from ._tf import FuncGraph
-
-SHARED_INPUT = "_lockstep_shared_input"
+from .captures import captured, origin
 
 # Stateful ops that give the same on every replica for the same inputs.
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "If", "While",
@@ -36,30 +34,25 @@ def is_equal_on_all_replicas(tensor: tf.Tensor) -> bool:
         if getattr(at, "graph", None) is None:  # An eager tensor.
             if not _is_equal_capture(at):
                 return False
-            continue
-        op = at.op
-        if _is_collective_result(at):
-            continue
-        if op.type == "Placeholder":
-            source = _source(at)
-            if source is None:
+        elif at.op.type != "Placeholder":
+            needed = needs(at)
+            if needed is None:
                 return False
-            if source is SHARED_INPUT:
-                if _spans_workers():
-                    return False
-            else:
-                todo.append(source)
-            continue
-        if op.op_def is not None and op.op_def.is_stateful and op.type not in _READS:
+            todo.extend(needed)
+        elif not _is_shared_input(at):
+            outer = captured(at)
+            if outer is None:
+                return False
+            todo.append(outer)
+        elif _spans_workers():
             return False
-        todo.extend(op.inputs)
     return True
 
 
-def needs(tensor: tf.Tensor) -> set[int] | None:
-    """Ids of the inputs of its graph that `tensor` is computed from; None where replicas may draw different numbers."""
+def needs(tensor: tf.Tensor) -> list[tf.Tensor] | None:
+    """The inputs of its graph that `tensor` is computed from; None where replicas may draw different numbers."""
     seen: set[int] = set()
-    found: set[int] = set()
+    found: list[tf.Tensor] = []
     todo = [tensor]
     while todo:
         at = todo.pop()
@@ -67,7 +60,7 @@ def needs(tensor: tf.Tensor) -> set[int] | None:
             continue
         seen.add(id(at))
         if at.op.type == "Placeholder":
-            found.add(id(at))
+            found.append(at)
         elif at.op.op_def is not None and at.op.op_def.is_stateful and at.op.type not in _READS:
             return None
         todo.extend(at.op.inputs)
@@ -84,24 +77,13 @@ def _is_collective_result(tensor: tf.Tensor) -> bool:
 
 def is_exchange(tensor: tf.Tensor) -> bool:
     """Whether an input of an op is what the replicas meet through: the op takes part in an exchange."""
-    while tensor.dtype == tf.resource and getattr(tensor, "graph", None) is not None:
-        source = _source(tensor) if tensor.op.type == "Placeholder" else None
-        if source is None or source is SHARED_INPUT:
-            return False
-        tensor = source
-    return is_meeting_place(tensor)
+    return tensor.dtype == tf.resource and is_meeting_place(origin(tensor))
 
 
 def is_given_from_outside(tensor: tf.Tensor) -> bool:
     """Whether the step has `tensor` from outside, the same on every replica: it is captured, or a shared argument."""
-    while getattr(tensor, "graph", None) is not None:
-        if tensor.op.type != "Placeholder":
-            return False
-        source = _source(tensor)
-        if source is None or source is SHARED_INPUT:
-            return source is SHARED_INPUT
-        tensor = source
-    return True
+    tensor = origin(tensor)
+    return getattr(tensor, "graph", None) is None or _is_shared_input(tensor)
 
 
 def mark_shared_input(placeholder: tf.Tensor) -> None:
@@ -109,16 +91,8 @@ def mark_shared_input(placeholder: tf.Tensor) -> None:
     placeholder._lockstep_shared = True
 
 
-def _source(placeholder: tf.Tensor) -> tf.Tensor | str | None:
-    """What a placeholder stands for: a captured tensor, a shared input, or unknown (None)."""
-    if getattr(placeholder, "_lockstep_shared", False):
-        return SHARED_INPUT
-    graph = placeholder.graph
-    if isinstance(graph, FuncGraph):
-        for outer, inner in graph.captures:
-            if inner is placeholder:
-                return outer
-    return None
+def _is_shared_input(tensor: tf.Tensor) -> bool:
+    return getattr(tensor, "_lockstep_shared", False)
 
 
 def _spans_workers() -> bool:

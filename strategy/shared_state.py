@@ -23,6 +23,7 @@ from ..collective import Copies
 from ..collective._tf import ANNOTATION
 from ..collective.turns import Turns, reachable
 from ._tf import FuncGraph, written_resources
+from .captures import captured
 
 
 class Sharing(enum.Enum):
@@ -52,7 +53,7 @@ def order_shared_state(graph: FuncGraph, turns: Turns) -> Sharing:
         return Sharing.CHAINED_CALLS
     touching = [op for op in graph.get_operations() if any(id(tensor) in state for tensor in op.inputs)]
     if reachable(touching, forward=True) & reachable(touching, forward=False) & collectives:
-        names = ", ".join(sorted(_describe(graph, placeholder) for placeholder in state.values()))
+        names = ", ".join(sorted(_describe(placeholder) for placeholder in state.values()))
         raise RuntimeError(
             f"`strategy.run`: the step changes {names}, which exists once, and synchronises the replicas in "
             "between, or in the same branch, loop or function. Each replica would have to wait for the others before "
@@ -95,9 +96,8 @@ def is_collective(op: tf.Operation) -> bool:
     return ANNOTATION in op.node_def.attr or op.type in ("QueueEnqueueV2", "QueueDequeueV2")
 
 
-def _describe(graph: FuncGraph, placeholder: tf.Tensor) -> str:
-    captured: Any = next((outer for outer, inner in graph.captures if inner is placeholder), placeholder)
-    owner = getattr(captured, "_parent_trackable", None)
+def _describe(placeholder: tf.Tensor) -> str:
+    owner: Any = getattr(captured(placeholder), "_parent_trackable", None)
     owner = owner() if callable(owner) else owner
     name = getattr(owner, "name", None) or getattr(owner, "_name", None)
     kind = type(owner).__name__ if owner is not None else "a resource"
