@@ -94,21 +94,23 @@ class CallRunner:
         self._kept.calls.goes_on(call)
         if work.metrics is not None and not call.totals:
             work.metrics.reset()
-        self._progress.start(call.kind, limit.steps_left(call, work.source))
-        try:
-            with StopRequest(self._strategy, catches_signals=self._kept.is_written) as stop:
+        with StopRequest(self._strategy, catches_signals=self._kept.is_written) as stop:
+            self._progress.start(call.kind, limit.steps_left(call, work.source))
+            try:
                 while not limit.is_reached(call):
                     rows, outputs = self._run_loop(call, work, limit)
                     if rows is not None:
                         self._end_loop(call, work, limit, rows, outputs, stop)
-        finally:
-            self._progress.stop()
-        call.result = self._reported(work, call.totals)
-        if not work.is_training:
-            self._end_evaluation(call, work)
-        else:
-            self._kept.save(self._step, work.source)
-            self._kept.finish()
+            finally:
+                self._progress.stop()
+            call.result = self._reported(work, call.totals)
+            if work.is_training:
+                self._kept.save(self._step, work.source)
+                self._kept.finish()
+            else:
+                self._log(call, int(call.totals[0]), call.result)
+                self._take_actions(work, call.result, stop)
+            self._agree(call, work, limit, stop)
         return call.result
 
     def _run_loop(self, call: Call, work: Work, limit: Limit) -> tuple[int | None, dict[str, float]]:
@@ -158,30 +160,35 @@ class CallRunner:
         Raises:
             SystemExit: A signal has asked for it; a checkpoint is written.
         """
-        step = int(self._step.read_value())
         if work.is_training:
-            self._kept.log(call, step, rows, outputs)
-            if any([taken(action, step, outputs) for action in work.actions]) or limit.is_over_time(call):
+            self._log(call, rows, outputs)
+            self._take_actions(work, outputs, stop)
+            if limit.is_over_time(call):
                 stop.ask()
-        may_stop = work.is_training and (work.actions or limit.seconds is not None)
-        is_agreed = stop.is_agreed() if may_stop or self._kept.is_written else False
+        self._agree(call, work, limit, stop)
+        if work.is_training and self._kept.is_due(int(self._step.read_value())) and not limit.is_reached(call):
+            self._kept.save(self._step, work.source)
+
+    def _log(self, call: Call, rows: int, outputs: dict[str, float]) -> None:
+        self._kept.log(call, int(self._step.read_value()), rows, outputs)
+
+    def _take_actions(self, work: Work, outputs: dict[str, float], stop: StopRequest) -> None:
+        step = int(self._step.read_value())
+        if any([taken(action, step, outputs) for action in work.actions]):
+            stop.ask()
+
+    def _agree(self, call: Call, work: Work, limit: Limit, stop: StopRequest) -> None:
+        """Stops the call where any worker has asked for it.
+
+        Raises:
+            SystemExit: A signal has asked for it; a checkpoint is written.
+        """
+        may_stop = work.actions or limit.seconds is not None or self._kept.is_written
+        call.was_stopped = stop.is_agreed() if may_stop else False
         if stop.comes_of_a_signal:
-            if not work.is_training:
+            call.was_stopped = False
+            if call.result is None and not work.is_training:
                 call.begin_again()
             self._kept.save(self._step, self._training_source)
             self._kept.finish()
             raise SystemExit(EXIT_STOPPED)
-        call.was_stopped = is_agreed
-        if work.is_training and self._kept.is_due(step) and not limit.is_reached(call):
-            self._kept.save(self._step, work.source)
-
-    def _end_evaluation(self, call: Call, work: Work) -> None:
-        """What comes after an evaluation."""
-        assert call.result is not None
-        step = int(self._step.read_value())
-        self._kept.log(call, step, int(call.totals[0]), call.result)
-        if work.actions:
-            with StopRequest(self._strategy, catches_signals=False) as stop:
-                if any([taken(action, step, call.result) for action in work.actions]):
-                    stop.ask()
-                call.was_stopped = stop.is_agreed()

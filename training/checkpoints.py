@@ -107,7 +107,7 @@ class Checkpoints:
                 written = os.path.join(unfinished, name)
                 tf.io.gfile.copy(os.path.join(self._memory, name), written)
                 _sync(written)
-            _write(os.path.join(unfinished, _FACTS), facts)
+            _write_text(os.path.join(unfinished, _FACTS), facts)
             if os.path.exists(final):
                 shutil.rmtree(final)
             os.rename(unfinished, final)
@@ -213,16 +213,15 @@ def _without_remarks() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def _write(path: str, text: str) -> None:
+def _write_text(path: str, text: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    _sync(path)
 
 
-def _sync(directory: str) -> None:
-    """Makes the names in a directory outlast a crash of the machine."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: str) -> None:
+    """Makes what is in a file, or the names in a directory, outlast a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

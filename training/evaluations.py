@@ -12,7 +12,7 @@ from .actions import Action
 from .batch_source import BatchSource, DistributedData, check_type, distribute
 from .call_runner import Work
 from .checks import check_callable, check_finite
-from .keras_steps import KerasSteps
+from .keras_steps import metrics_of
 from .loop import Loop, make_loop
 from .step_outputs import StepOutputs
 
@@ -49,9 +49,7 @@ class Evaluations:
         """One evaluation, from the start of the data."""
         loop, outputs = self._loop(eval_step)
         source = BatchSource(self._data(eval_data), "eval_data")
-        owner = getattr(eval_step, "__self__", None)
-        return Work(loop, outputs, source, self._actions, is_training=False,
-                    metrics=owner if isinstance(owner, KerasSteps) else None)
+        return Work(loop, outputs, source, self._actions, is_training=False, metrics=metrics_of(eval_step))
 
     def _make_loop(self, eval_step: Callable[[Any], Any]) -> tuple[Loop, StepOutputs]:
         outputs = StepOutputs("eval_step")

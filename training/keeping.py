@@ -47,7 +47,8 @@ class BestCheckpoint:
         Raises:
           ValueError: It keeps nothing.
         """
-        trainer.check_kept("BestCheckpoint")
+        if not trainer.is_kept:
+            raise ValueError("`BestCheckpoint`: the trainer keeps nothing. Give it `model_dir` and `state`.")
         self._trainer = trainer
 
     def __call__(self, step: int, outputs: Mapping[str, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..strategy import Strategy
@@ -61,6 +62,15 @@ class KerasSteps:
         """What the metrics say. Synchronisation: every worker calls."""
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}
 
-    def state(self) -> dict[str, Any]:
-        """What checkpoints hold."""
-        return {"model": self.model, "optimizer": self.model.optimizer}
+    def options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The options of a trainer: those that are given, then what the model says."""
+        known: dict[str, Any] = {"steps_per_loop": self.model.steps_per_execution}
+        if given.get("model_dir") is not None:
+            known["state"] = {"model": self.model, "optimizer": self.model.optimizer}
+        return {**known, **given}
+
+
+def metrics_of(step: Callable[[Any], Any]) -> KerasSteps | None:
+    """What a step adds up besides its outputs: the metrics of the model whose step it is."""
+    owner = getattr(step, "__self__", None)
+    return owner if isinstance(owner, KerasSteps) else None

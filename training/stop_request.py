@@ -65,6 +65,8 @@ class StopRequest:
                  trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if kind is None and self._signal is not None and not self.comes_of_a_signal:
+            signal.raise_signal(self._signal)  # It came after the last agreement: as if nobody had caught it.
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT == self._signal:

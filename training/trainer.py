@@ -30,10 +30,10 @@ from .call_record import Call
 from .call_runner import CallRunner, Work
 from .checks import check_callable, positive, positive_number
 from .evaluations import Evaluations
-from .keras_steps import KerasSteps
+from .kept_run import KeptRun, make_run
+from .keras_steps import KerasSteps, metrics_of
 from .limit import Limit
 from .loop import make_loop, no_totals
-from .new_checkpoints import new_checkpoints
 from .progress import KINDS, Progress, make_progress
 from .run import Run
 from .step_outputs import StepOutputs
@@ -133,15 +133,14 @@ class Trainer:
             )
         check_callable("Trainer", "train_step", train_step)
         self._strategy = strategy
-        positive("Trainer", "steps_per_loop", steps_per_loop)
+        self._steps_per_loop = positive("Trainer", "steps_per_loop", steps_per_loop)
         # The chief shows the progress of all; a display of the user's own is told on every worker.
         is_shown = getattr(strategy, "is_chief", True) or progress not in KINDS
-        shown = make_progress(progress if is_shown else "none")
+        self._progress = make_progress(progress if is_shown else "none")
         for name, given in (("actions", actions), ("eval_actions", eval_actions)):
             for action in given:
                 check_callable("Trainer", name, action)
-        self._actions = tuple(actions)
-        self._kept = Run(strategy, model_dir, state, settings, save_every, keep, [*actions, *eval_actions])
+        self._kept = make_run(strategy, model_dir, state, settings, save_every, keep, [*actions, *eval_actions])
         self._train_data = distribute(strategy, train_data, "train_data")
         self._train_source = BatchSource(self._train_data, "train_data")
         with strategy.scope():
@@ -152,12 +151,13 @@ class Trainer:
                 name="step",
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
-        self._keras_steps: KerasSteps | None = None
         self.eval_step: Step | None = None
-        self._outputs = StepOutputs("train_step")
-        self._train_loop = make_loop(strategy, train_step, self._outputs, self._step,
-                                     checks_outputs=any(isinstance(action, StopOnNaN) for action in actions))
-        self._runner = CallRunner(strategy, self._step, self._kept, self._train_source, shown, int(steps_per_loop))
+        outputs = StepOutputs("train_step")
+        loop = make_loop(strategy, train_step, outputs, self._step,
+                         checks_outputs=any(isinstance(action, StopOnNaN) for action in actions))
+        self._training = Work(loop, outputs, self._train_source, tuple(actions), is_training=True,
+                              metrics=metrics_of(train_step))
+        self._runner = self._make_runner(self._kept)
         self._evaluations = Evaluations(strategy, tuple(eval_actions))
         for action in (*actions, *eval_actions):
             called(action, "attach", self)
@@ -183,7 +183,8 @@ class Trainer:
         Args:
           model: A `keras.Model` that was made and compiled under `strategy.scope()`.
           train_data: A dataset of (x, y) or (x, y, sample weights), as `fit` takes it, or a distributed one.
-          **options: Those of `Trainer`; `state` is the model and its optimizer where `model_dir` is given.
+          **options: Those of `Trainer`; where it is not given, `steps_per_loop` is the model's `steps_per_execution`,
+            and `state`, with a `model_dir`, the model and its optimizer.
 
         Raises:
           TypeError: `model` is none of Keras; otherwise as `Trainer`.
@@ -191,10 +192,8 @@ class Trainer:
             otherwise as `Trainer`.
         """
         steps = KerasSteps(model)
-        if options.get("model_dir") is not None:
-            options.setdefault("state", steps.state())
-        trainer = cls(steps.strategy, steps.train_step, train_data, **options)
-        trainer._keras_steps, trainer.eval_step = steps, steps.eval_step
+        trainer = cls(steps.strategy, steps.train_step, train_data, **steps.options(options))
+        trainer.eval_step = steps.eval_step
         return trainer
 
     @property
@@ -244,12 +243,10 @@ class Trainer:
         return self._train(Limit.checked("train", self._train_data, steps, epochs, seconds)).result or {}
 
     def _train(self, limit: Limit) -> Call:
-        work = Work(self._train_loop, self._outputs, self._train_source, self._actions, is_training=True,
-                    metrics=self._keras_steps)
         try:
-            return self._run("train", work, limit)
+            return self._run("train", self._training, limit)
         finally:
-            for action in self._actions:
+            for action in self._training.actions:
                 called(action, "end")
 
     def train_and_evaluate(
@@ -378,21 +375,20 @@ class Trainer:
           ValueError: The same, or the trainer keeps nothing, has trained, or belongs to several workers.
         """
         where = "evaluate_continuously"
-        self.check_kept(where)
+        kept = self._run_that_is_kept(where)
         self._evaluations.check(where, eval_step, eval_data)
         for name, given in (("until_step", until_step), ("timeout_seconds", timeout_seconds),
                             ("poll_seconds", poll_seconds)):
             if given is not None:
                 positive_number(where, name, given)
-        self._kept.begin_following(where)
+        followed = kept.followed(where)
+        runner = self._make_runner(followed)
         result: dict[str, float] = {}
-        for step in new_checkpoints(self._kept.newest, poll_seconds, timeout_seconds):
-            if not self._kept.load_checkpoint(step):
-                continue
+        for step in followed.new_checkpoints(poll_seconds, timeout_seconds):
             self._step.assign(step)
-            evaluated = self._evaluate(eval_step, eval_data)
-            result = evaluated.result or {}
-            if evaluated.was_stopped or until_step is not None and step >= until_step:
+            call = followed.calls.begin("evaluate")
+            result = runner.run(call, self._evaluations.work(eval_step, eval_data), Limit(epochs=1))
+            if call.was_stopped or until_step is not None and step >= until_step:
                 break
         return result
 
@@ -401,10 +397,10 @@ class Trainer:
         """Whether this process writes what is written once."""
         return bool(getattr(self._strategy, "is_chief", True))
 
-    def check_kept(self, where: str) -> None:
-        """Raises ValueError where the trainer has no `model_dir`."""
-        if not self._kept.is_kept:
-            raise ValueError(f"`{where}`: the trainer keeps nothing. Give it `model_dir` and `state`.")
+    @property
+    def is_kept(self) -> bool:
+        """Whether it has a `model_dir`."""
+        return isinstance(self._kept, KeptRun)
 
     def save(self, name: str) -> None:
         """Writes the state as it is now to `model_dir/name`, apart from the run's checkpoints; replaces an older one.
@@ -418,8 +414,7 @@ class Trainer:
           ValueError: The trainer keeps nothing, or the name is none of a new folder.
           OSError: It cannot be written.
         """
-        self.check_kept("save")
-        self._kept.save_as(name, self.step)
+        self._run_that_is_kept("save").save_apart(name, self.step)
 
     def load(self, name: str) -> int:
         """Reads back what `save` wrote: the state's values; `step` and the position in the data stay.
@@ -435,8 +430,15 @@ class Trainer:
         Raises:
           ValueError: The trainer keeps nothing, nothing is there, or it is of another model.
         """
-        self.check_kept("load")
-        return self._kept.load(name)
+        return self._run_that_is_kept("load").load(name)
+
+    def _run_that_is_kept(self, where: str) -> KeptRun:
+        if not isinstance(self._kept, KeptRun):
+            raise ValueError(f"`{where}`: the trainer keeps nothing. Give it `model_dir` and `state`.")
+        return self._kept
+
+    def _make_runner(self, run: Run) -> CallRunner:
+        return CallRunner(self._strategy, self._step, run, self._train_source, self._progress, self._steps_per_loop)
 
     def _evaluate(self, eval_step: Step, eval_data: Any) -> Call:
         """Runs an evaluation, or finds that the run has it."""
@@ -454,4 +456,4 @@ class Trainer:
 
     def _trace(self) -> None:
         """Traces the training loop, so that all that the step makes exists."""
-        self._train_loop.get_concrete_function(self._train_source.iterator, tf.constant(1, tf.int64), no_totals())
+        self._training.loop.get_concrete_function(self._train_source.iterator, tf.constant(1, tf.int64), no_totals())

@@ -83,29 +83,23 @@ def test_a_case_is_compared_as_a_branch_is():
         strategy.run(step, args=(own(0, 1),))
 
 
-def test_a_loop_whose_number_of_rounds_may_differ_is_refused_when_it_is_traced():
-    strategy, v = made()
+def counts_to(v, number):
+    for _ in tf.range(tf.cast(number, tf.int32)):
+        v.assign_add(1.0)
 
-    @tf.function
-    def step(count):
-        for _ in tf.range(count):
-            v.assign_add(1.0)
+
+def doubles_up_to_ten(v, number):
+    while number < 10.0:
+        number *= 2.0
+        v.assign_add(1.0)
+
+
+@pytest.mark.parametrize("loop", [counts_to, doubles_up_to_ten])
+def test_a_loop_whose_number_of_rounds_may_differ_is_refused_when_it_is_traced(loop):
+    strategy, v = made()
 
     with pytest.raises(RuntimeError, match="'v:0': written in a loop whose number of rounds may differ"):
-        strategy.run(step, args=(own(1, 2),))
-
-
-def test_a_loop_that_ends_as_each_replicas_data_say_is_refused():
-    strategy, v = made()
-
-    @tf.function
-    def step(x):
-        while x < 10.0:
-            x *= 2.0
-            v.assign_add(1.0)
-
-    with pytest.raises(RuntimeError, match="number of rounds may differ"):
-        strategy.run(step, args=(own(1.0, 2.0),))
+        strategy.run(tf.function(loop), args=(v, own(1.0, 2.0)))
 
 
 def test_conditions_and_loops_that_are_equal_by_construction_exchange_nothing():

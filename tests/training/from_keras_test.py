@@ -54,6 +54,17 @@ def test_the_numbers_are_those_of_fit_and_evaluate(num_replicas, weighted, steps
     assert evaluated == pytest.approx(one.evaluate(data(weighted, batch=3), verbose=0, return_dict=True), rel=2e-5)
 
 
+def test_steps_per_execution_is_the_number_of_steps_per_loop_unless_that_is_given():
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = plain(optimizer="sgd", loss="mse", steps_per_execution=2)
+    for options, ends in (({}, [2, 3]), ({"steps_per_loop": 3}, [3])):
+        seen = []
+        Trainer.from_keras(model, data(False), progress="none", actions=[lambda step, outputs: seen.append(step)],
+                           **options).train(epochs=1)
+        assert seen == ends
+
+
 def test_actions_and_the_log_see_the_metrics_of_the_call_so_far(tmp_path):
     seen = []
     trainer = Trainer.from_keras(compiled(), data(False), progress="none", model_dir=tmp_path,

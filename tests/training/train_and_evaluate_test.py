@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lockstep.training import EarlyStopping, Trainer
-from lockstep.training.new_checkpoints import new_checkpoints
+from lockstep.training.followed_run import new_steps
 from testing.replicas import mirrored
 
 
@@ -147,6 +147,6 @@ def test_of_several_new_checkpoints_the_newest_is_taken_and_none_twice():
     def sleep(seconds):
         now[0] += seconds
 
-    steps = new_checkpoints(lambda: next(found), 1.0, 2.5, lambda: now[0], sleep)
+    steps = new_steps(lambda: next(found), 1.0, 2.5, lambda: now[0], sleep)
     assert list(steps) == [3, 5, 9]
     assert now[0] == 5.0
