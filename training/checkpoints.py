@@ -35,12 +35,9 @@ class Checkpoints:
     """The checkpoints in one directory.
 
     Args:
-        directory: Made if it does not exist. On several workers all see the same one.
+        directory: See `make_directory`. On several workers all see the same one.
         keep: How many of the newest are kept.
         strategy: Tells who writes, and waits for all.
-
-    Raises:
-        OSError: The directory cannot be made or written to.
     """
 
     def __init__(self, directory: str, keep: int, strategy: Strategy):
@@ -48,10 +45,17 @@ class Checkpoints:
         self._memory = f"ram://lockstep/{uuid.uuid4().hex}"
         self._writer: threading.Thread | None = None
         self._problem: Exception | None = None
-        if strategy.is_chief:
-            os.makedirs(directory, exist_ok=True)
-            if not os.access(directory, os.W_OK):
-                raise OSError(f"`Trainer`: cannot write to {directory}. Choose another `model_dir`.")
+
+    def make_directory(self) -> None:
+        """Makes the directory, on the chief.
+
+        Raises:
+            OSError: It cannot be made or written to.
+        """
+        if self._strategy.is_chief:
+            os.makedirs(self._directory, exist_ok=True)
+            if not os.access(self._directory, os.W_OK):
+                raise OSError(f"`Trainer`: cannot write to {self._directory}. Choose another `model_dir`.")
 
     def save(self, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Takes the values that make a checkpoint, and begins to write it; one that is being written is waited for.
@@ -147,6 +151,7 @@ class Checkpoints:
         try:
             status.assert_consumed()
         except AssertionError as error:
+            status.expect_partial()  # TensorFlow would list everything else that does not fit.
             raise ValueError(
                 f"`Trainer`: {folder} is a checkpoint of something else: {str(error).splitlines()[0]} Train the same "
                 "model with the same optimizer, or choose another `model_dir`.") from error
@@ -172,17 +177,17 @@ class Checkpoints:
             if os.path.isdir(folder):
                 raise
             return False
+        status.expect_partial()
         try:
             status.assert_existing_objects_matched()
         except AssertionError as error:
             raise ValueError(f"`Trainer`: {folder} is a checkpoint of something else: {str(error).splitlines()[0]} "
                              "Evaluate the model that is trained.") from error
-        status.expect_partial()
         return True
 
     def _steps(self) -> list[int]:
         """The steps of the complete checkpoints, ascending."""
-        found = (_NAME.fullmatch(name) for name in os.listdir(self._directory))
+        found = (_NAME.fullmatch(name) for name in _names_in(self._directory))
         return sorted(int(match.group(1)) for match in found if match)
 
     def _folder(self, step: int) -> str:
@@ -211,6 +216,10 @@ def _without_remarks() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+def _names_in(directory: str) -> list[str]:
+    return os.listdir(directory) if os.path.isdir(directory) else []
 
 
 def _write_text(path: str, text: str) -> None:

@@ -79,6 +79,7 @@ class KeptRun(Run):
         self._actions: list[Any] = [action for action in actions if hasattr(action, "state")]
         self._is_resumed = False
         self._checkpoints = Checkpoints(os.path.join(model_dir, _CHECKPOINTS), keep, strategy)
+        self._checkpoints.make_directory()
         if strategy.is_chief:
             _check_settings(os.path.join(model_dir, "settings.json"), settings)
         self._log = RunLog(os.path.join(model_dir, "log.jsonl") if strategy.is_chief else None)
@@ -129,6 +130,7 @@ class KeptRun(Run):
     def save_apart(self, name: str, step: int) -> None:
         """Writes the user's state to a folder of its own. Synchronisation: every worker calls."""
         apart = self._apart("save", name)
+        apart.make_directory()
         apart.save(step, self._state.to_save(), {"step": step})
         apart.finish()
 

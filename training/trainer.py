@@ -1,22 +1,8 @@
 """The training driver: runs a user's step over data, on all replicas of a strategy.
 
 The top of the library. It owns the loop, the position in the data and the count of the steps; the
-model, the optimizer and the step stay the user's.
-
-    strategy = lockstep.MirroredStrategy()
-    with strategy.scope():
-        model, optimizer = make_model(), keras.optimizers.Adam()
-
-    def train_step(batch):
-        images, labels = batch
-        with tf.GradientTape() as tape:
-            loss = lockstep.average_loss(loss_fn(labels, model(images, training=True)))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        return {"loss": loss}
-
-    trainer = Trainer(strategy, train_step, dataset.batch(128), steps_per_loop=10)
-    trainer.train(epochs=5)
+model, the optimizer and the step stay the user's. What a call runs is in call_runner.py, what is kept
+of a run in kept_run.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence

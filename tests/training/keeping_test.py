@@ -72,8 +72,10 @@ def test_the_best_state_needs_a_run_that_is_kept():
 ])
 def test_names_of_states_are_checked(tmp_path, call, text):
     trainer, _ = trained(tmp_path, [], steps=1)
+    before = sorted(os.listdir(tmp_path))
     with pytest.raises(ValueError, match=text):
         call(trainer)
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def write(path):
